@@ -9,9 +9,10 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from io import FileIO
 from pathlib import Path
 
 from rlenv.errors import UsageError
@@ -71,8 +72,13 @@ class Handshake:
     def __init__(self, *, other_user: bool) -> None:
         self._other_user = other_user
         self._told, self._tell = os.pipe()
-        self._wait, self._go = os.pipe()
-        self._fds = {self._told, self._tell, self._wait, self._go}
+        self._fds = {self._told, self._tell}
+        try:
+            self._wait, self._go = os.pipe()
+        except OSError:  # this process has no more descriptors, and needs these
+            self.close()
+            raise
+        self._fds |= {self._wait, self._go}
 
     @property
     def options(self) -> list[str]:
@@ -259,29 +265,36 @@ def confined(
     sandbox = [check_bubblewrap(), "--unshare-all", "--die-with-parent", "--new-session"]
     capabilities, program = _as_user(argv)
     sandbox += [*_files(argv[0], folders), "--chdir", cwd, *capabilities]
-    handshake = Handshake(other_user=has_other_user())
-    filter_fd, status_fd = os.memfd_create("filter"), os.memfd_create("status")
-    loop = asyncio.get_running_loop()
-    found = Confined((), has_sandbox=False)
+    with (
+        closing(Handshake(other_user=has_other_user())) as handshake,
+        _pipe() as (told, status),  # no file, to which bwrap may not write where `disk_mb` is 0
+        os.fdopen(os.memfd_create("filter"), "wb", 0) as filter_file,
+    ):
+        os.pwrite(filter_file.fileno(), system_call_filter("program" if processes else "single"), 0)
+        fds = (filter_file.fileno(), status.fileno())
+        options = [*handshake.options, "--seccomp", str(fds[0]), "--json-status-fd", str(fds[1])]
+        found = Confined((*sandbox, *options, "--", *program), (*handshake.pass_fds, *fds), has_sandbox=False)
+        loop = asyncio.get_running_loop()
 
-    def started() -> None:
-        loop.remove_reader(handshake.fileno)
-        with contextlib.suppress(OSError, ValueError):  # bwrap ends, and says why
-            handshake.started()
-            found.has_sandbox = True
-        handshake.close()
-
-    try:
-        os.pwrite(filter_fd, system_call_filter("program" if processes else "single"), 0)
-        loop.add_reader(handshake.fileno, started)
-        options = [*handshake.options, "--seccomp", str(filter_fd), "--json-status-fd", str(status_fd)]
-        found.argv = (*sandbox, *options, "--", *program)
-        found.pass_fds = (*handshake.pass_fds, filter_fd, status_fd)
-        yield found
-    finally:
-        if handshake.is_open:  # its number is another's by now, perhaps one of a call that waits for its own
+        def started() -> None:
             loop.remove_reader(handshake.fileno)
-        handshake.close()
-        found.has_run = b"exit-code" in os.pread(status_fd, 4_096, 0)  # none of a program that bwrap could not start
-        os.close(filter_fd)
-        os.close(status_fd)
+            with contextlib.suppress(OSError, ValueError):  # bwrap ends, and says why
+                handshake.started()
+                found.has_sandbox = True
+            handshake.close()
+
+        loop.add_reader(handshake.fileno, started)
+        try:
+            yield found
+        finally:
+            if handshake.is_open:  # its number is another's by now, perhaps one of a call that waits for its own
+                loop.remove_reader(handshake.fileno)
+            status.write(b"\n")  # there is something to read, whoever holds the other end
+            found.has_run = b"exit-code" in (told.read(4_096) or b"")  # none of a program that bwrap could not start
+
+
+@contextmanager
+def _pipe() -> Iterator[tuple[FileIO, FileIO]]:
+    out, into = os.pipe()
+    with FileIO(out) as told, FileIO(into, "w") as tell:
+        yield told, tell

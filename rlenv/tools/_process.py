@@ -15,9 +15,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Final
+from typing import IO, Final
 
 from rlenv._base.paths import remove
 from rlenv.concurrency.processes import ended
@@ -80,15 +81,16 @@ class Collected:
 
 
 @asynccontextmanager
-async def collected(limit: int) -> AsyncIterator[tuple[int, Collected]]:
-    """A pipe's writing end, to be given away and closed here, and what comes out of the other."""
+async def collected(limit: int) -> AsyncIterator[tuple[FileIO, Collected]]:
+    """A pipe's writing end, to be given away and closed, and what comes out of the other."""
     out, into = os.pipe()
     os.set_blocking(out, False)
     found = Collected(out, limit)
     loop = asyncio.get_running_loop()
     loop.add_reader(out, found.read)
     try:
-        yield into, found
+        with FileIO(into, "w") as given:
+            yield given, found
     finally:
         loop.remove_reader(out)
         os.close(out)
@@ -197,18 +199,18 @@ async def run_program(
     mark = secrets.token_hex(16)
     async with (
         _working_folder(cwd) as folder,
-        collected(limits.max_bytes) as (output_fd, output),
-        collected(limits.max_bytes) as (errors_fd, errors),
+        collected(limits.max_bytes) as (output_file, output),
+        collected(limits.max_bytes) as (errors_file, errors),
     ):
         with ExitStack() as sandbox:
-            with _refusals(), _closing(output_fd, errors_fd), _given(stdin) as given:
+            with _refusals(), output_file, errors_file, _given(stdin) as given:
                 confined = sandbox.enter_context(program(folder))
                 # About a millisecond; asyncio's own processes would wait for pipes that a daemon holds.
                 process = subprocess.Popen(  # noqa: ASYNC220
                     _limited(confined.argv, limits),
                     stdin=given,
-                    stdout=output_fd,
-                    stderr=errors_fd,
+                    stdout=output_file,
+                    stderr=errors_file,
                     cwd=folder,
                     env={**env, MARK: mark},
                     start_new_session=True,
@@ -230,34 +232,22 @@ async def _end(process: subprocess.Popen[bytes], mark: str, pipes: Sequence[Coll
         await asyncio.wait([ending, *floods], return_when=asyncio.FIRST_COMPLETED)
     finally:
         sandbox.close()
-        _kill_group(process.pid)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
         for flood in floods:
             flood.cancel()
         await asyncio.shield(asyncio.ensure_future(_gone(ending, mark)))
     return ending.result()
 
 
-@contextmanager
-def _given(stdin: bytes) -> Iterator[int]:
+def _given(stdin: bytes) -> IO[bytes]:
     """The file that a program reads; one that it cannot write to, where the system has such files."""
     if hasattr(os, "memfd_create"):
-        fd = sealed(stdin)
-        with _closing(fd):
-            yield fd
-        return
-    with TemporaryFile() as file:
-        file.write(stdin)
-        file.seek(0)
-        yield file.fileno()
-
-
-@contextmanager
-def _closing(*descriptors: int) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
+        return FileIO(sealed(stdin))
+    file: IO[bytes] = TemporaryFile()  # noqa: SIM115
+    file.write(stdin)
+    file.seek(0)
+    return file
 
 
 @contextmanager
@@ -279,11 +269,6 @@ async def _flood(pipe: Collected) -> None:
     await pipe.done
     if not pipe.is_flood:
         await asyncio.get_running_loop().create_future()
-
-
-def _kill_group(group: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, signal.SIGKILL)
 
 
 async def _gone(ending: asyncio.Future[int], mark: str) -> None:

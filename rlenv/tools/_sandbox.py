@@ -18,6 +18,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -108,29 +109,25 @@ def _setting() -> bytes:
     ).encode()
 
 
-@contextlib.contextmanager
-def _file_with(content: bytes) -> Iterator[int]:
-    fd = sealed(content)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
 class _Sandbox:
     """One sandbox; runs one piece of code at a time."""
 
     def __init__(self) -> None:
-        self._handshake = Handshake(other_user=has_other_user())
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._handshake = Handshake(other_user=has_other_user())
         try:
-            with theirs, _file_with(system_call_filter("code")) as filter_fd, _file_with(_setting()) as setting_fd:
+            with (
+                theirs,
+                FileIO(sealed(system_call_filter("code"))) as filter_file,
+                FileIO(sealed(_setting())) as setting_file,
+            ):
+                fds = filter_file.fileno(), setting_file.fileno()
                 self._process = subprocess.Popen(
-                    _argv(filter_fd, setting_fd, self._handshake),
+                    _argv(*fds, self._handshake),
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
-                    pass_fds=(filter_fd, setting_fd, *self._handshake.pass_fds),
+                    pass_fds=(*fds, *self._handshake.pass_fds),
                     start_new_session=True,
                 )
         except BaseException:
@@ -194,16 +191,16 @@ class _Sandbox:
             "file": _FILE_BYTES,
             "seed": seed,
         }
-        with _file_with(json.dumps(request).encode()) as given, _result_file() as result_fd:
-            async with collected(spec.max_bytes) as (out_fd, out):
+        with FileIO(sealed(json.dumps(request).encode())) as given, _result_file() as result_fd:
+            async with collected(spec.max_bytes) as (out_file, out):
                 try:
-                    socket.send_fds(self._socket, [b"run"], [given, out_fd, result_fd, *wanted.fds])
+                    socket.send_fds(self._socket, [b"run"], [given.fileno(), out_file.fileno(), result_fd, *wanted.fds])
                     wanted.sent(delays := Delays(self._pid))
                 except OSError:
                     self.is_gone = True
                     return Outcome(error=_GONE, reason="worker")
                 finally:
-                    os.close(out_fd)
+                    out_file.close()
                 wanted = replace(wanted, beside=(beside := _since(wanted.beside)))
                 answer, judged = await self._answer(out, wanted, delays, spec, deadline)
                 out.take_rest()

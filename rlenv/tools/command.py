@@ -8,7 +8,7 @@ import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -106,10 +106,8 @@ def _program(spec: CommandSpec, context: CompileContext) -> str:
 def _programs(search: str) -> set[str]:
     found: set[str] = set()
     for folder in search.split(":"):
-        try:
+        with suppress(OSError):
             found.update(os.listdir(folder))
-        except OSError:
-            continue
     return found
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import resource
 import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -319,6 +321,38 @@ def test_a_sandbox_that_cannot_be_set_up_is_no_end_of_its_program() -> None:
 
     ended = asyncio.run(go())
     assert (ended.code, ended.has_sandbox) == (1, False)
+
+
+@pytest.mark.sandbox
+def test_a_program_that_may_write_no_file_runs_in_a_sandbox() -> None:
+    assert inside("echo made", disk_mb=0, expect=[0]).text == "made"
+    assert inside("echo made > file", disk_mb=0, expect=[0]).whose == "policy"
+
+
+@pytest.mark.sandbox
+@pytest.mark.parametrize("sandbox", ["none", "bubblewrap"])
+def test_a_call_keeps_no_descriptor_where_there_are_too_few(sandbox: str) -> None:
+    tool, before = compiled(["echo", "made"], sandbox=sandbox), resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def opened() -> int:
+        gc.collect()
+        return len(os.listdir("/proc/self/fd")) - 1
+
+    async def go() -> None:
+        at_first, failed = opened(), 0
+        for more in range(1, 40):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (at_first + more, before[1]))
+            result = await call(tool, {})
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+            assert result.text == "made" or result.whose == "infrastructure"
+            assert opened() <= at_first
+            failed += result.whose == "infrastructure"
+        assert 3 < failed < 30
+
+    try:
+        asyncio.run(go())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 @pytest.mark.sandbox
