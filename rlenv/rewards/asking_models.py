@@ -22,7 +22,7 @@ from rlenv.endpoints import AWAY, Client
 from rlenv.errors import EndpointError, RewardError
 from rlenv.rewards.asking_again import ROUNDS, Answered, Ask, HeldUp, Known, Refused, Untold, in_turn, waits_s
 
-__all__ = ["Pace", "at_once", "if_felled", "if_unread", "in_time", "may_be_of_text"]
+__all__ = ["Pace", "at_once", "failed", "if_felled", "if_unread", "in_time"]
 
 _T = TypeVar("_T")
 _FEWEST_FALLS: Final = 7
@@ -341,9 +341,16 @@ async def at_once(request: Callable[..., Awaitable[_T]]) -> _T:
     return await request(retries=0)
 
 
-def may_be_of_text(error: EndpointError) -> bool:
-    """True if what was asked may have done it: no server that cannot be reached, or that knows no such key or model."""
-    return error.is_garbled or error.is_late or error.is_cut or error.status not in (None, 401, 404)
+def failed(who: str, error: EndpointError, *, is_harmless: bool = False) -> Refused | Untold:
+    """What a request without an answer tells: `Refused` where what was asked may have done it.
+
+    A server that answers 401 or 404 to harmless words knows no such key or model, and another try is no use.
+    """
+    why, clear = f"{who}: {error}", (None, 401, 404) if is_harmless else (None,)
+    if error.is_held:
+        return HeldUp(why)
+    is_of_text = error.is_garbled or error.is_late or error.is_cut or error.status not in clear
+    return Refused(why) if is_of_text else Untold(why, is_last=True)
 
 
 def _is_away(error: EndpointError) -> bool:

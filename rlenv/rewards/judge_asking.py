@@ -29,7 +29,7 @@ from rlenv.language.spec import BreakerSpec, SamplingSpec
 from rlenv.language.templates import Template, TemplateError
 from rlenv.messages import Message
 from rlenv.rewards.asking_again import Answered, HeldUp, Refused, Untold, in_turn
-from rlenv.rewards.asking_models import Pace, at_once, if_felled, if_unread, in_time, may_be_of_text
+from rlenv.rewards.asking_models import Pace, at_once, failed, if_felled, if_unread, in_time
 from rlenv.rewards.verdict import (
     Fence,
     Health,
@@ -60,6 +60,7 @@ _LARGER_ROUNDS: Final = 3
 _FILLER = "(left out)" + " -" * 500
 """As long as what was shown last: a judge that has no room for it would refuse an honest answer too."""
 _AWAY_S: Final = 0.25
+_WHO: Final = "the judge did not answer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +238,7 @@ class _Asking:
             if error.status in REFUSED and self.most_chars is not None:
                 self.most_chars = self.bound = None  # a server that knows no bound in a schema
                 return await self._asked(client, material, limit)
-            return _failed(error)
+            return failed(_WHO, error)
         self.attempts += 1
         if completion.finish_reason == "length":
             # A schema holds a model to a form, and a text in it has no end of its own: it is given one.
@@ -285,7 +286,7 @@ class _Asking:
             around = partial(self._around, is_known=is_known, is_at_once=is_at_once)
             completion = await self._chat(client, material, nonce, _LIMITS[-1], self.unread, around)
         except EndpointError as error:
-            return _failed(error)
+            return failed(_WHO, error, is_harmless=is_known)
         if (answered := self._answered(client, completion, nonce, {})) is not None:
             return answered
         if is_known:
@@ -409,14 +410,6 @@ class _Asking:
         except UnreadableReply as error:
             self.why = str(error)
             raise
-
-
-def _failed(error: EndpointError) -> Refused | Untold:
-    """Whether what was asked may have done it: asked without it, the server tells."""
-    why = f"the judge did not answer: {error}"
-    if error.is_held:
-        return HeldUp(why)
-    return Refused(why) if may_be_of_text(error) else Untold(why, is_last=True)
 
 
 def _sizes(material: Mapping[str, Material]) -> list[int]:

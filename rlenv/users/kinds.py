@@ -27,7 +27,7 @@ from rlenv.language.templates import Template, TemplateError, template_of
 from rlenv.messages import MalformedCall, Message, Role, ToolCall
 from rlenv.rewards.answer import SEARCHED_CHARS, Pattern, compile_pattern
 from rlenv.rewards.asking_again import Answered, HeldUp, Refused, Untold, in_turn
-from rlenv.rewards.asking_models import Pace, at_once, if_felled, in_time, may_be_of_text
+from rlenv.rewards.asking_models import Pace, at_once, failed, if_felled, in_time
 from rlenv.secrets import logger, redact
 from rlenv.tools.base import Tool
 from rlenv.tools.model import endpoint_of
@@ -134,10 +134,7 @@ class _ModelSession:
         try:
             text = await self._ask(messages, attempt, deadline, opening)
         except EndpointError as error:
-            why = f"the simulated user: {error}"
-            if error.is_held:
-                return HeldUp(why)
-            return Refused(why) if may_be_of_text(error) else Untold(why, is_last=True)
+            return failed("the simulated user", error, is_harmless=not opening)
         return Answered(text) if text else Refused("the simulated user gave no reply")
 
     async def _ask(self, messages: Sequence[Message], attempt: int, deadline: float, opening: Sequence[Message]) -> str:

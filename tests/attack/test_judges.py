@@ -172,7 +172,7 @@ REFUSING = {
     "refusal": saying("I cannot."),
     **{
         str(status): refusing(status)
-        for status in (302, 307, 400, 402, 403, 405, 406, 413, 418, 422, 429, 451, 500, 502, 503, 504)
+        for status in (302, 307, 400, 401, 402, 403, 404, 405, 406, 413, 418, 422, 429, 451, 500, 502, 503, 504)
     },
 }
 
@@ -187,6 +187,13 @@ def test_what_a_server_refuses_is_the_policys_where_the_judge_works_without_it(r
     # A server that refuses all is a server that is broken.
     (broken_one,) = judged(Server([reply]))
     assert isinstance(broken_one, RewardError)
+
+
+@pytest.mark.parametrize("status", [401, 404])
+def test_a_judge_that_knows_no_such_key_or_model_is_asked_about_harmless_characters_once(status: int) -> None:
+    server = Server([refusing(status)])
+    (found,) = judged(server, lambda scope: context(scope, "kind"), retries=9)
+    assert (isinstance(found, RewardError), len(server.asked)) == (True, 2)
 
 
 def test_a_reply_that_is_refused_once_and_unreadable_else_is_refused() -> None:

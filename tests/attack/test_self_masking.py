@@ -111,16 +111,23 @@ def test_a_user_whom_the_policy_silences_has_nothing_left_to_say(make_environmen
         long = len(json.dumps(body)) > 10_000
         return Reply(400, {"error": {"message": "too long"}}) if long else "Go on."
 
-    def redirects(body: Any) -> Any:
-        return Reply(302, {}) if "flagged" in str(body["messages"]) else "Go on."
+    def filtered(status: int) -> Any:
+        return lambda body: Reply(status, {}) if "flagged" in str(body["messages"]) else "Go on."
 
-    for answer, action in ((silenced, "say nothing"), (refuses, "x" * 2_000_000), (redirects, "flagged")):
+    filters = [(filtered(status), "flagged") for status in (302, 401, 404)]
+    for answer, action in ((silenced, "say nothing"), (refuses, "x" * 2_000_000), *filters):
         trajectory, server = talked(make_environment, answer, "hello?", action)
         assert trajectory.failure is None
         assert (trajectory.terminated, trajectory.reason, trajectory.reward.total) == (True, "user", 0.0)
         assert max(len(json.dumps(body)) for body in server.requests) < 100_000
     # One that cannot be asked at all is nobody's doing but the server's.
-    for broken in ("", Reply(400, {"error": {"message": "no such model"}}), Reply(500, "down")):
+    for broken in (
+        "",
+        Reply(401, "no such key"),
+        Reply(404, "no such model"),
+        Reply(400, {"error": {"message": "no such model"}}),
+        Reply(500, "down"),
+    ):
         trajectory, _ = talked(make_environment, [broken], "hello?")
         assert (trajectory.reward.total, trajectory.failure.reason) == (None, "user")
 

@@ -159,11 +159,11 @@ def test_the_mark_is_new_for_each_question() -> None:
 
 
 def test_equal_questions_are_asked_once_and_failures_never_kept() -> None:
-    server = Server([web.Response(status=404), verdict(5)])
+    server = Server([*[web.Response(status=404)] * 2, verdict(5)])
     found = judged(server, context, context, context, retries=0)
     assert isinstance(found[0], RewardError)
     assert [one.value for one in found[1:] if isinstance(one, Measured)] == [1.0, 1.0]
-    assert len(server.asked) == 2
+    assert len(server.asked) == 3
     assert isinstance(found[2], Measured)
     assert found[2].details["judges"][0]["is_cached"] is True
     without = Server([verdict(5)])
