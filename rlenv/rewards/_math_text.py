@@ -14,7 +14,7 @@ from rlenv.rewards.normalise import ascii_form
 _WRAPPERS = (("**", "**"), ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("`", "`"))
 _BOX = re.compile(r"\\(?:boxed|fbox|displaystyle)\s*\{")
 _RUN = re.compile(r"\s{3,}")
-_LARGE = re.compile(r"[eE]\s*[+-]?\d{4}")
+_LARGE = re.compile(r"(?:[eE]|\^\s*\{?)\s*[+-]?\d{4}")
 _COMMANDS = dict(zip("·×÷±≤≥≠∞∪", "cdot times div pm le ge ne infty cup".split(), strict=True))
 _SIGNS = str.maketrans({"\u2013": "-", "\u2014": "-", **{sign: f"\\{name} " for sign, name in _COMMANDS.items()}})
 _RAISED, _RAISED_DIGITS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+"), str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
@@ -24,7 +24,10 @@ _THOUSANDS = re.compile(r"(?<=\d)(?:\\[,!;: ]|\{,\})(?=\d{3}(?!\d))")
 _SPACED = re.compile(r"[+-]?\s*[1-9]\d{0,2}(?: \d{3}){1,20}(?:\.\d*)?")
 _EXPONENT = re.compile(r"(?<![\w\\.])(\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})[eE]([+-]?\d{1,6})(?![\w.])")
 _ROOT = re.compile(r"(?<![\\A-Za-z])sqrt\s?\(")
-_NUMBER = re.compile(r"([+-]?)\s*(?:([1-9]\d{0,2}(?:,\d{3})+|\d+)(\.\d*)?|(\.\d+))(?:\s*[eE]([+-]?\d{1,4}))?")
+_NUMBER = re.compile(
+    r"([+-]?)\s*(?:([1-9]\d{0,2}(?:,\d{3})+|\d+)(\.\d*)?|(\.\d+))"
+    r"(?:\s*(?:[eE]|(?:\*|\\times|\\cdot)\s*10\s*\^\s*(?P<open>\{)?)\s*([+-]?\d{1,4})\s*(?(open)\}))?"
+)
 _RATIO = re.compile(r"([+-]?)\s*(?:\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(-?\d+)\s*\}|(\d+)\s*/\s*(\d+))")
 _MIXED = re.compile(r"([+-]?)\s*(\d+)(?:\s+(\d+)\s*/\s*(\d+)|\s*\\[dt]?frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\})")
 _BESIDE = re.compile(
@@ -49,24 +52,12 @@ _UNIT = re.compile(
     r"(?<=[\d)}])\s*(?:\\[,; ]\s*)*(?:\\(?:text|textrm|mathrm|mbox|rm)\s*\{([^{}]*)\}|\s([A-Za-z][A-Za-z ./]*))"
     r"\s*(\^\s*\{?\s*[23]\s*\}?)?"
 )
-_UNIT_WORDS = {
-    **dict.fromkeys(("centimeter", "centimetre"), "cm"),
-    **dict.fromkeys(("millimeter", "millimetre"), "mm"),
-    **dict.fromkeys(("kilometer", "kilometre"), "km"),
-    **dict.fromkeys(("meter", "metre"), "m"),
-    **dict.fromkeys(("inche", "inch"), "in"),  # the s of a plural is gone by then
-    **dict.fromkeys(("foot", "feet"), "ft"),
-    **dict.fromkeys(("yard",), "yd"),
-    **dict.fromkeys(("mile",), "mi"),
-    **dict.fromkeys(("gram",), "g"),
-    **dict.fromkeys(("kilogram",), "kg"),
-    **dict.fromkeys(("second", "sec"), "s"),
-    **dict.fromkeys(("minute",), "min"),
-    **dict.fromkeys(("hour", "hr"), "h"),
-    **dict.fromkeys(("liter", "litre"), "l"),
-    **dict.fromkeys(("degree", "deg"), "°"),
-    **dict.fromkeys(("unit",), ""),
-}
+_UNITS = {  # the s of a plural is gone by then
+    "cm": "centimeter centimetre", "mm": "millimeter millimetre", "km": "kilometer kilometre", "m": "meter metre",
+    "in": "inche inch", "ft": "foot feet", "yd": "yard", "mi": "mile", "g": "gram", "kg": "kilogram",
+    "s": "second sec", "min": "minute", "h": "hour hr", "l": "liter litre", "°": "degree deg", "": "unit",
+}  # fmt: skip
+_UNIT_WORDS = {word: unit for unit, words in _UNITS.items() for word in words.split()}
 _LETTERS = frozenset("cghlmst°")
 _DEGREES = r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])|\^?\s*°|\s(?:degrees?|deg)(?![A-Za-z]))"
 _OF_DEGREES = re.compile(
@@ -118,7 +109,7 @@ def bare(text: str) -> str:
         value = _sum(mixed)
         if value is not None:
             return _written(value)
-    if plain_number(text) is not None:
+    if plain_number(text) is not None and "e" not in text.lower():
         return text
     text = _PLAIN_WORD.sub(lambda found: "\\infty " if found[1] == "infinity" else f"\\{found[1]} ", text)
     return _rooted(_EXPONENT.sub(r"\1*10^{\2}", text))
@@ -228,7 +219,7 @@ def plain_number(text: str) -> Fraction | None:
     """The exact number where the whole text is one: whole, decimal, with exponent, or a ratio of whole ones."""
     text = text.strip()
     if (number := _NUMBER.fullmatch(text)) is not None:
-        sign, whole, fraction, only, exponent = number.groups("")
+        sign, whole, fraction, only, _, exponent = number.groups("")
         found = Fraction(f"{whole.replace(',', '') or '0'}{fraction or only}")
         if exponent:
             found *= Fraction(10) ** int(exponent)

@@ -13,7 +13,8 @@ import logging
 import re
 import socket
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any
 
@@ -23,6 +24,7 @@ from rlenv.rewards._math_text import about, bare, brackets, holds_one, is_prose,
 _MEMORY_BYTES = 1 << 30
 # Decimals are compared to so many places: one that is right to twelve was computed, not guessed.
 _PLACES = 12
+_ZERO = 10**-100  # what is computed of an expression that is zero may be as far from it
 _GOLDS_KEPT = 512
 _INNER = re.compile(r"\$|\\(?:boxed|fbox)|(?<!\\)\\[(\[]")
 """What the library takes an expression out of, and leaves the rest."""
@@ -122,10 +124,31 @@ def _same_side(mine: str, gold: str) -> bool:
         return False  # an order, and none
     if around_mine == "," and around_gold == "(":
         mine = f"({mine})"
-    answer = _parse(mine)
-    if not answer:
+    answer, wanted = _parse(mine), _parsed(gold)
+    if not answer or {_extent(mine, answer), _extent(gold, wanted)} == {"points", "range"}:
+        return False  # the ends of an interval are not what lies between
+    return _verify(wanted, answer) and all(not _differ(one, other) for one in wanted for other in answer)
+
+
+def _extent(text: str, read: Sequence[Any]) -> str:
+    """`points` of a finite set, `range` of an interval or an inequality; "" of `(1,2)`, which may be a point."""
+    sympy: Any = importlib.import_module("sympy")
+    said = {one.rhs if isinstance(one, sympy.Eq) else one for one in read}
+    if any(isinstance(one, sympy.FiniteSet) for one in said):
+        return "points"
+    ranges = (sympy.Interval, sympy.And, sympy.StrictGreaterThan, sympy.StrictLessThan, sympy.Ge, sympy.Le)
+    return "range" if brackets(text) != "(" and any(isinstance(one, ranges) for one in said) else ""
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """True of two numbers so small that the library takes both for zero."""
+    sympy: Any = importlib.import_module("sympy")
+    if one == other or not all(isinstance(number, sympy.Expr) and number.is_number for number in (one, other)):
         return False
-    return _verify(_parsed(gold), answer)
+    with suppress(Exception):  # as the library, which has found them equal
+        size, gap = (abs(number.evalf(_PLACES)) for number in (one, one - other))
+        return bool(size > _ZERO and gap > size * 10 ** -(_PLACES if gap < 10 ** (2 - 2 * _PLACES) else 3))
+    return False
 
 
 def _verify(gold: tuple[Any, ...], mine: list[Any]) -> bool:

@@ -60,6 +60,18 @@ def test_equality_is_that_of_mathematics(answer: str | None, gold: object, value
         ("1000000000001", "10^{12}", 0.0),
         ("6.28", r"2\pi", 0.0),
         ("6.28318530717959", r"2\pi", 1.0),
+        # However they are written, and however small they are.
+        (r"1.6\times 10^{-19}", "1.6e-19", 1.0),
+        ("1.6e-19", r"1.6 \cdot 10^{-19}", 1.0),
+        ("1.6 × 10⁻¹⁹", r"1.6\times 10^{-19}", 1.0),
+        (r"4.5\times 10^{-3}", r"\frac{9}{2000}", 1.0),
+        ("10^{-99}", r"6.62\times 10^{-34}", 0.0),
+        (r"6.63\times 10^{-34}", r"6.62\times 10^{-34}", 0.0),
+        ("2^{-100}", "2^{-101}", 0.0),
+        ("e^{-100}", "e^{-101}", 0.0),
+        (r"\frac{1}{e^{100}}", "e^{-100}", 1.0),
+        (r"\sin(\pi)", r"\sin(2\pi)", 1.0),
+        ("0.000000014142", r"\sqrt{2}\times 10^{-8}", 1.0),
         # A percentage is its hundredth.
         (r"50\%", "0.5", 1.0),
         ("1/2", "50%", 1.0),
@@ -94,6 +106,14 @@ def test_equality_is_that_of_mathematics(answer: str | None, gold: object, value
         ("(1,2)", r"\{1,2\}", 0.0),
         ("2,1", "(1,2)", 0.0),
         ("1,2", "(1,2)", 1.0),
+        # Nor are the ends of an interval what lies between.
+        ("1<x<3", r"\{1,3\}", 0.0),
+        ("1<x<3", "1,3", 0.0),
+        (r"\{1,3\}", "1<x<3", 0.0),
+        ("1,3", r"x\in(1,3)", 0.0),
+        ("x>1", r"\{1,\infty\}", 0.0),
+        ("(1,3)", "1<x<3", 1.0),
+        (r"x\in\{1,3\}", r"\{1,3\}", 1.0),
         ("e", "E", 0.0),
         # The same thing in other clothes.
         (r"1\,000", "1000", 1.0),
