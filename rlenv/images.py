@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from rlenv._base.paths import RefusedPath, finder
 from rlenv.endpoints.account import as_image
-from rlenv.errors import MissingExtra
+from rlenv.errors import MissingExtra, told_as
 from rlenv.messages import Image
 
 __all__ = ["MAX_BYTES", "MAX_IMAGES", "MAX_PIXELS", "MAX_SIDE", "BareImage", "RefusedPath", "UnreadableImage"]
@@ -262,10 +262,8 @@ def image_of(value: Any, *, file: Callable[[str], Path] | None) -> Image:
         raise UnreadableImage("an image is given as a data URL: data:image/png;base64,…")
     path = file(value)
     mime = mime_of(path)
-    try:
+    with told_as(UnreadableImage, "the image is not there", OSError):
         return Image.of(path.read_bytes(), mime)
-    except OSError as error:
-        raise UnreadableImage("the image is not there") from error
 
 
 def mime_of(path: Path) -> str:
@@ -275,10 +273,8 @@ def mime_of(path: Path) -> str:
         UnreadableImage: the file is missing, too large or of no image's name.
     """
     mime = mimetypes.guess_type(path.name)[0]
-    try:
+    with told_as(UnreadableImage, "the image is not there", OSError, ValueError):
         state = path.stat()
-    except (OSError, ValueError) as error:
-        raise UnreadableImage("the image is not there") from error
     if mime is None or not mime.startswith("image/") or state.st_size > MAX_BYTES:
         raise UnreadableImage("the image is of no kind that can be sent, or too large")
     if not stat.S_ISREG(state.st_mode):  # a pipe or a device would be read for ever
@@ -314,16 +310,12 @@ def open_image(image: Image, *, max_pixels: int = MAX_PIXELS) -> Any:
             than `MAX_SIDE` wide or high.
         MissingExtra: Pillow is not installed.
     """
-    try:
+    with told_as(MissingExtra, "images for a policy's processor", ImportError, extra="images"):
         import PIL.Image
-    except ImportError as error:
-        raise MissingExtra("images for a policy's processor", extra="images") from error
     if len(image.base64) > MAX_BYTES * 4 // 3 + 4:
         raise UnreadableImage(f"the image has more than {MAX_BYTES} bytes")
-    try:
+    with told_as(UnreadableImage, "the image is not base64", binascii.Error, ValueError):
         data = base64.b64decode(image.base64, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise UnreadableImage("the image is not base64") from error
     found = bare_image(data)
     if found is None:
         raise UnreadableImage(_NO_IMAGE)

@@ -16,7 +16,7 @@ import pytest
 import rlenv
 from rlenv import errors
 from rlenv._base.text import all_known, did_you_mean
-from rlenv.errors import WHOSE, Fault, ToolFailed, UnknownEntry, UsageError, Whose, under, whose_failure
+from rlenv.errors import WHOSE, Fault, ToolFailed, UnknownEntry, UsageError, Whose, told_as, under, whose_failure
 from rlenv.messages import Outcome
 
 _NODE = re.compile(r"^(?P<indent>[│├└─ ]*)(?P<name>[A-Z]\w+)\b")
@@ -41,6 +41,18 @@ def test_a_key_is_put_before_that_of_an_error_from_within() -> None:
     assert outer.value.key == "judges.0.endpoint"
     with pytest.raises(UsageError, match=r"^parameters: it is wrong$"), under("parameters"):
         raise UsageError("it is wrong")
+
+
+@pytest.mark.parametrize(
+    ("what", "message"), [("", "no such file"), ("it cannot be read:", "it cannot be read: no such file"), ("no", "no")]
+)
+def test_an_error_of_others_is_told_in_our_words_with_its_own_behind_a_colon(what: str, message: str) -> None:
+    with pytest.raises(UsageError) as raised, told_as(UsageError, what, OSError, KeyError, hint="name another"):
+        raise FileNotFoundError("no such file")
+    assert (raised.value.message, raised.value.hint) == (message, "name another")
+    assert isinstance(raised.value.__cause__, FileNotFoundError)
+    with pytest.raises(ValueError, match="a bug"), told_as(UsageError, what, OSError):
+        raise ValueError("a bug")
 
 
 def test_an_unknown_entry_names_the_nearest_known_one() -> None:

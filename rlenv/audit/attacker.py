@@ -267,7 +267,7 @@ class _Attack:
     async def _itself(self, gold: Trajectory, strategy: scripts.Strategy) -> Trajectory:
         """An episode that the model plays itself, by what it wrote."""
         self._check()
-        policy = scripts.Itself(OpenAIPolicy.over(self.client), strategy.play, self._check)
+        policy = scripts.itself(OpenAIPolicy.over(self.client), strategy.play, self._check)
         return await play(self.environment, policy, Job(gold.split, gold.task_index, gold.seed))
 
     def tried(self, threshold: float) -> Tried:

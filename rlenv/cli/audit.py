@@ -27,7 +27,7 @@ from rlenv.cli.console import Console, WithPrices, WithReader, counting, endpoin
 from rlenv.cli.options import WithSpec, option
 from rlenv.cli.terminal import write, write_error
 from rlenv.episodes.environment import Environment, load
-from rlenv.errors import UsageError
+from rlenv.errors import UsageError, told_as
 from rlenv.runs import files
 from rlenv.runs.recorded import with_facts
 from rlenv.trajectory import Trajectory
@@ -239,10 +239,8 @@ def judged(args: AuditCommand, environment: Environment) -> int:
     anchors = read_anchors(args.anchors)
     before = None
     if args.before is not None:
-        try:
+        with told_as(UsageError, f"--before {args.before}: not a report:", OSError, ValueError, RecursionError):
             before = json.loads(Path(args.before).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise UsageError(f"--before {args.before}: not a report: {error}") from error
         if not isinstance(before, dict):
             raise UsageError(f"--before {args.before}: not a report: expected an object, as --judge -o writes it")
 

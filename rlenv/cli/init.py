@@ -20,7 +20,7 @@ from rlenv._base.paths import is_file, is_folder, read_file
 from rlenv._base.text import did_you_mean
 from rlenv.cli.options import Options, argument, option
 from rlenv.cli.terminal import write
-from rlenv.errors import UsageError
+from rlenv.errors import UsageError, told_as
 from rlenv.language.shipped import parts_of, shipped
 
 # No number is the answer twice in a split: one that is right often could be earned without counting.
@@ -148,10 +148,8 @@ def read_servers(path: Path, *, folder: Path | None = None) -> dict[str, dict[st
     Raises:
         UsageError: the file cannot be read, or an entry in it is no server.
     """
-    try:
+    with told_as(UsageError, f"{path} cannot be read:", OSError, ValueError):
         text = read_file(path).decode("utf-8-sig")
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
     found: dict[str, dict[str, Any]] = {}
     for name, server in _servers(_literal(path, text), path):
         found[_free(re.sub(r"[^a-zA-Z0-9_-]+", "_", name)[:64].strip("_") or "server", found)] = _entry(

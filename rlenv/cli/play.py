@@ -26,7 +26,7 @@ from rlenv.episodes.episode import Episode
 from rlenv.episodes.rollout import advance, context_of
 from rlenv.errors import UsageError
 from rlenv.messages import Message, Sampled
-from rlenv.policies.base import Policy, PolicyContext, PolicySession
+from rlenv.policies.base import Policy, PolicyContext, PolicySession, SessionAround
 from rlenv.runs.stage import KEY_VARIABLE, NAMES, Actor, PolicyChoice, Stage, actor_of
 from rlenv.runs.usage import spent
 from rlenv.trajectory import Trajectory
@@ -148,7 +148,7 @@ async def _play(policy: Policy, environment: Environment, episode: Episode, cons
             console.print(Panel(escape(prompt), title=title, title_align="left"))
             messages, session = list(episode.messages), policy.start(context_of(episode))
             if not isinstance(policy, _Hand):
-                session = _Shown(session, environment, console)
+                session = _shown(session, environment, console)
             while not episode.is_ended:
                 try:
                     step = await advance(episode, session, messages)
@@ -186,21 +186,18 @@ class _Hand:
         """Nothing to close."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Shown:
+def _shown(session: PolicySession, environment: Environment, console: Console) -> PolicySession:
     """A policy's session, of which each action is shown before it is taken."""
 
-    session: PolicySession
-    environment: Environment
-    console: Console
-
-    async def act(self, messages: Sequence[Message]) -> str | Message | Sampled:
-        action = await self.session.act(messages)
+    async def act(session: PolicySession, messages: Sequence[Message]) -> str | Message | Sampled:
+        action = await session.act(messages)
         said = action.action if isinstance(action, Sampled) else action
         message = said if isinstance(said, Message) else Message("assistant", said)
-        text = self.environment.parts.dialect.render_action(message)
-        self.console.print(Panel(escape(text), title="policy", title_align="left", border_style="cyan"))
+        text = environment.parts.dialect.render_action(message)
+        console.print(Panel(escape(text), title="policy", title_align="left", border_style="cyan"))
         return action
+
+    return SessionAround(session, act)
 
 
 def _read(console: Console) -> str | None:

@@ -32,7 +32,7 @@ from rlenv.dialects.json_body import marks_of
 from rlenv.dialects.roundtrip import TOOLS
 from rlenv.episodes.environment import Environment, load
 from rlenv.episodes.episode import Episode
-from rlenv.errors import EpisodeError, UsageError
+from rlenv.errors import EpisodeError, UsageError, told_as
 from rlenv.language import kinds as registry
 from rlenv.language.kinds import CompileContext
 from rlenv.language.loader import LoadedSpec, load_spec
@@ -126,10 +126,8 @@ def _tools(args: ToolsCommand, environment: Environment) -> Mapping[str, Tool]:
     if not environment.parts.row_tools:
         return environment.parts.tools
     row = environment.tasks(args.split or next(iter(environment.spec.tasks)))[args.task]
-    try:
+    with told_as(UsageError, "", EpisodeError, hint="name a row by --task"):
         return {**environment.parts.tools, **environment.toolsets.of(row).tools}
-    except EpisodeError as error:
-        raise UsageError(str(error), hint="name a row by --task") from error
 
 
 def _policy(tool: Tool) -> dict[str, Any]:

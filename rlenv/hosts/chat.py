@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlenv.endpoints import connections
@@ -14,7 +14,7 @@ from rlenv.episodes.rollout import drive
 from rlenv.errors import PolicyError
 from rlenv.language.spec import SamplingSpec
 from rlenv.messages import Message, Sampled
-from rlenv.policies.base import PolicyContext, PolicySession
+from rlenv.policies.base import PolicyAround, PolicySession
 from rlenv.policies.openai import OpenAIPolicy
 from rlenv.trajectory import Trajectory
 
@@ -75,7 +75,7 @@ async def play_endpoint(
         http = await environment.scope().get(key, connections)
     asking: dict[str, Any] = {"mode": mode, "sampling": sampling, "seeded": False}
     asking |= {"api_key": api_key, "headers": headers, "http": http, "retries": retries, "timeout_s": timeout_s}
-    policy = _Stoppable(OpenAIPolicy(base_url, model, **asking), is_stopped)
+    policy = PolicyAround(OpenAIPolicy(base_url, model, **asking), partial(_act, is_stopped), OpenAIPolicy.name)
     others = environment.opponent or policy
     async with environment.start(task=task, split=split, seed=seed, others=others) as episode:
         try:
@@ -84,35 +84,17 @@ async def play_endpoint(
             return await episode.truncate("host")
 
 
+async def _act(
+    is_stopped: Callable[[], bool], session: PolicySession, messages: Sequence[Message]
+) -> str | Message | Sampled:
+    try:
+        return await session.act(messages)
+    except PolicyError as error:
+        if not is_stopped():
+            raise
+        # The policy has used up what the host gives it. Were its reward invalid, it could leave out its own sample.
+        raise _Stopped from error
+
+
 class _Stopped(Exception):
     """The host has ended the rollout."""
-
-
-@dataclass
-class _Stoppable:
-    """A policy at an endpoint of a host that may end the rollout."""
-
-    policy: OpenAIPolicy
-    is_stopped: Callable[[], bool]
-    name: str = OpenAIPolicy.name
-
-    def start(self, context: PolicyContext) -> PolicySession:
-        return _Session(self.policy.start(context), self.is_stopped)
-
-    async def aclose(self) -> None:
-        await self.policy.aclose()
-
-
-@dataclass
-class _Session:
-    session: PolicySession
-    is_stopped: Callable[[], bool]
-
-    async def act(self, messages: Sequence[Message]) -> str | Message | Sampled:
-        try:
-            return await self.session.act(messages)
-        except PolicyError as error:
-            if not self.is_stopped():
-                raise
-            # The policy has used up what the host gives it. Were its reward invalid, it could leave out its own sample.
-            raise _Stopped from error

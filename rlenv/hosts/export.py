@@ -20,7 +20,7 @@ from rlenv import __version__
 from rlenv._base.paths import read_file
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import Job, play
-from rlenv.errors import RlenvError, UsageError
+from rlenv.errors import RlenvError, UsageError, told_as
 from rlenv.hosts import wire
 from rlenv.language.shipped import parts_of, shipped
 from rlenv.tasks.rows import seed_of
@@ -157,11 +157,9 @@ async def _oracle(environment: Environment) -> tuple[list[dict[str, str]], float
     split = next(iter(environment.spec.tasks))
     if environment.spec.oracle is None:
         return [{"message": ""}], None
-    try:
+    with told_as(UsageError, f"the oracle of {environment.spec.name} cannot be played:", RlenvError):
         async with environment:
             played = await play(environment, environment.oracle(), Job(split, 0, 0))
-    except RlenvError as error:
-        raise UsageError(f"the oracle of {environment.spec.name} cannot be played: {error}") from error
     actions = [{"message": turn.action} for turn in played.turns[:100]] or [{"message": ""}]
     return actions, played.reward.total
 

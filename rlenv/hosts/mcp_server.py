@@ -27,7 +27,7 @@ from rlenv._base.bounded import sendable
 from rlenv._base.strict_json import read_json
 from rlenv.concurrency.scope import ended
 from rlenv.episodes.environment import Environment
-from rlenv.errors import UsageError
+from rlenv.errors import UsageError, told_as
 from rlenv.hosts import wire
 from rlenv.hosts.desk import STOPPED, Desk, Held, guard_of, refusal
 from rlenv.hosts.http import MOST_BYTES, read_of
@@ -235,10 +235,8 @@ async def over_http(request: web.Request, held: Held | None, desk: Desk, *, fini
 def _asked(request: web.Request) -> dict[str, Any]:
     """The row that the address of a session names."""
     asked: dict[str, Any] = {key: value for key, value in request.query.items() if key in ("task", "split", "seed")}
-    try:
+    with told_as(UsageError, "task and seed are whole numbers", ValueError):
         return asked | {key: int(asked[key]) for key in ("task", "seed") if key in asked}
-    except ValueError as error:
-        raise UsageError("task and seed are whole numbers") from error
 
 
 def application(

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from rlenv._base.schemas import without_unreadable_patterns
 from rlenv.concurrency.threads import run_sync
-from rlenv.errors import EpisodeError, ResourceError, ToolFailed, UsageError
+from rlenv.errors import EpisodeError, ResourceError, ToolFailed, UsageError, told_as
 from rlenv.hosts.link import Door, ServerRefused, Socket
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Float, ResourceSpec, Text, ToolSpec
@@ -186,11 +186,9 @@ class ServerWorldResource:
         """
         values = {"task": context.task, "vars": context.vars}
         async with aiohttp.ClientSession(headers=self.door.headers) as client:
-            try:
+            with told_as(ResourceError, f"resource '{self.name}':", EpisodeError, TemplateError):
                 data = {"seed": context.seed, **self.arguments(**values)}
                 socket, begun = await self.door.begun(partial(self.door.connected, client), data, timeout_s=_RESET_S)
-            except (EpisodeError, TemplateError) as error:
-                raise ResourceError(f"resource '{self.name}': {error}") from error
             try:
                 try:
                     world = ServerWorld(socket, begun, self.show(**values))
@@ -237,10 +235,8 @@ def compile_openenv(name: str, spec: OpenEnvSpec, context: CompileContext) -> Se
 
 def _filled(key: str, text: str, context: CompileContext) -> str:
     marked, put_in = set_aside(text)
-    try:
+    with told_as(UsageError, "the template cannot be filled:", TemplateError, key=key):
         return str(put_in(template_of(marked, key=key, names=("vars",)).text(vars=context.vars)))
-    except TemplateError as error:
-        raise UsageError(f"the template cannot be filled: {error}", key=key) from error
 
 
 async def _asked(door: Door) -> tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]:

@@ -25,7 +25,7 @@ from rlenv.concurrency.threads import run_sync
 from rlenv.dialects.base import Cut, told_of_cut, without_note
 from rlenv.episodes.environment import MAX_ACTION, Environment
 from rlenv.episodes.episode import Episode
-from rlenv.errors import EpisodeError, SpecError, UsageError
+from rlenv.errors import EpisodeError, SpecError, UsageError, told_as
 from rlenv.hosts import wire
 from rlenv.hosts.link import REASON, Door, RemoteLink, Socket
 from rlenv.language.document import read_source
@@ -93,10 +93,8 @@ class RemoteEnvironment(Environment):
         self._clients: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
 
     async def _fetched(self) -> _Card:
-        try:
+        with told_as(UsageError, f"{self.url} serves no environment of this version of rlenv", ValueError):
             card: _Card = _read(_Card, await self.door.fetched("/card"))
-        except ValueError as error:
-            raise UsageError(f"{self.url} serves no environment of this version of rlenv") from error
         if not card.rewards or not card.splits:
             raise UsageError(f"{self.url} serves an environment without rewards or tasks")
         return card

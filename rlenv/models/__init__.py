@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from rlenv._base.text import did_you_mean
 from rlenv.episodes.environment import Environment
-from rlenv.errors import MissingExtra, RlenvError, UsageError
+from rlenv.errors import MissingExtra, RlenvError, UsageError, told_as
 from rlenv.messages import Message
 from rlenv.models.architecture import (
     Looked,
@@ -66,10 +66,8 @@ def template_text(given: str | Path) -> str:
     """
     path = Path(given)
     if path.is_file():
-        try:
+        with told_as(UsageError, f"the chat template {path} cannot be read:", OSError, UnicodeDecodeError):
             text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"the chat template {path} cannot be read: {error}") from error
         if not text.strip():
             raise UsageError(f"the chat template {path} is empty")
         return text
@@ -135,10 +133,8 @@ def _folder_of(place: str) -> Path:
     path = Path(place).expanduser()
     if path.is_dir():
         return path.absolute()
-    try:
+    with told_as(MissingExtra, f"a model of the hub ({place})", ImportError, extra="hub"):
         from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise MissingExtra(f"a model of the hub ({place})", extra="hub") from error
     try:
         ignored = ["*.gguf", "*.onnx", "*.h5", "*.msgpack", "*.pth", "original/*"]
         return Path(snapshot_download(place, ignore_patterns=ignored))
@@ -179,10 +175,8 @@ def _make(folder: Path, source: str, new: Path, digest: str) -> dict[str, Any]:
 def _json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    try:
+    with told_as(UsageError, f"{path} is not JSON:", ValueError):
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UsageError(f"{path} is not JSON: {error}") from error
     if not isinstance(found, dict):
         raise UsageError(f"{path} holds no JSON object")
     return found

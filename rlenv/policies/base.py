@@ -7,14 +7,14 @@ import itertools
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rlenv._base.strict_json import read_json
 from rlenv.endpoints.account import UnreadableAnswer, read_call, read_chat
-from rlenv.errors import PolicyError
+from rlenv.errors import PolicyError, told_as
 from rlenv.language.spec import OracleStep
 from rlenv.language.templates import as_template, compile_template, compile_value
 from rlenv.messages import MalformedCall, Message, Sampled, ToolCall
@@ -86,6 +86,35 @@ class Policy(Protocol):
     async def aclose(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class SessionAround:
+    """A policy's session whose every action `by` takes, which is given the session and the conversation."""
+
+    session: PolicySession
+    by: Callable[[PolicySession, Sequence[Message]], Awaitable[str | Message | Sampled]]
+
+    async def act(self, messages: Sequence[Message]) -> str | Message | Sampled:
+        """See `PolicySession.act`."""
+        return await self.by(self.session, messages)
+
+
+@dataclass(slots=True, eq=False)
+class PolicyAround:
+    """Another policy whose every action `by` takes; see `SessionAround`."""
+
+    policy: Policy
+    by: Callable[[PolicySession, Sequence[Message]], Awaitable[str | Message | Sampled]]
+    name: str
+
+    def start(self, context: PolicyContext) -> SessionAround:
+        """One episode."""
+        return SessionAround(self.policy.start(context), self.by)
+
+    async def aclose(self) -> None:
+        """Closes the other policy."""
+        await self.policy.aclose()
+
+
 def parameters_of(schemas: Sequence[Mapping[str, Any]]) -> Parameters:
     """The parameters of tools whose schemas are those of a `PolicyContext`."""
     functions = [schema["function"] for schema in schemas]
@@ -139,10 +168,8 @@ class _Reading:
         self._count()
         if value.get("role", "assistant") != "assistant":
             return []
-        try:
+        with told_as(PolicyError, "a recorded message cannot be read:", UnreadableAnswer, RecursionError):
             message = read_chat({"choices": [{"message": dict(value)}]}).message
-        except (UnreadableAnswer, RecursionError) as error:
-            raise PolicyError(f"a recorded message cannot be read: {error}") from error
         return [replace(message, tool_calls=tuple(replace(call, id=None) for call in message.tool_calls))]
 
     def made(self, value: Any) -> list[str | Message]:

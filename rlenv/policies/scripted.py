@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 from rlenv.concurrency.threads import ThreadPool
 from rlenv.dialects.base import Dialect
-from rlenv.errors import EpisodeError, PolicyError, UsageError, under
+from rlenv.errors import EpisodeError, PolicyError, UsageError, told_as, under
 from rlenv.language.functions import failure, import_function, named_parameters
 from rlenv.language.spec import AnswerSpec, EnvSpec, OracleFunction, OracleStep
 from rlenv.language.templates import TemplateError, compile_template, compile_value
@@ -340,11 +340,9 @@ class ScriptPolicy:
 
     def __init__(self, path: str | Path) -> None:
         path = Path(path)
-        try:
+        with told_as(UsageError, f"the script '{path}' cannot be read:", OSError, UnicodeDecodeError):
             text = path.read_text(encoding="utf-8")
             self.facts = {"script": hashlib.sha256(path.read_bytes()).hexdigest()}
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"the script '{path}' cannot be read: {error}") from error
         self._scripts: list[list[Any]] = []
         if path.suffix == ".jsonl":
             for number, line in enumerate(text.splitlines(), 1):
@@ -359,10 +357,8 @@ class ScriptPolicy:
     def start(self, context: PolicyContext) -> _Session:
         """The script of the next episode."""
         index = context.task_index % len(self._scripts) if context.task_index >= 0 else 0
-        try:
+        with told_as(PolicyError, f"the script of task {index}:", PolicyError):
             script = golds.read_actions(self._scripts[index], golds.parameters_of(context.tools))
-        except PolicyError as error:
-            raise PolicyError(f"the script of task {index}: {error}") from error
         position = iter(range(1 << 62))
         return _Session(lambda messages: script[min(next(position), len(script) - 1)])
 
@@ -375,10 +371,8 @@ def _actions(path: Path, number: int, line: str) -> list[Any]:
         actions = json.loads(line)
     except json.JSONDecodeError as error:
         raise UsageError(f"{path}:{number}:{error.colno}: not JSON: {error.msg}") from error
-    try:
+    with told_as(UsageError, f"{path}:{number}:", PolicyError):
         is_script = isinstance(actions, list) and golds.read_actions(actions, {})
-    except PolicyError as error:
-        raise UsageError(f"{path}:{number}: {error}") from error
     if not is_script:
         expected = 'a JSON list of actions (texts, messages or calls), such as ["<answer>4</answer>"]'
         raise UsageError(f"{path}:{number}: expected {expected}")

@@ -19,7 +19,7 @@ from jinja2 import nodes
 from pydantic import Field
 
 from rlenv.concurrency.deadline import left_s
-from rlenv.errors import RewardError, UsageError
+from rlenv.errors import RewardError, UsageError, told_as
 from rlenv.language.kinds import Kind
 from rlenv.language.spec import Bool, BreakerSpec, Float, Int, Prose, RewardSpec, SamplingSpec, Spec, Text
 from rlenv.language.templates import Template, TemplateError, template_of
@@ -144,10 +144,8 @@ class _Judge:
         )
         ask = self._point
         if self.other is not None and self.spec.pairwise is not None:
-            try:
+            with told_as(RewardError, "pairwise.with:", TemplateError):
                 other = self.other.text(task=context.task, vars=context.vars)
-            except TemplateError as error:
-                raise RewardError(f"pairwise.with: {error}") from error
             own = material[self.spec.pairwise.of]
             question = paired(question, own, other, parties=(frozenset(NAMES[:1]),))
             ask = self._pair
@@ -178,12 +176,10 @@ class _Judge:
             question = paired(asked, own[one], own[other], parties=parties)
             place = f"{one} against {other}, judge"
             judges = [self._pair(index, member, question, place=place) for index, member in enumerate(self.members)]
-            try:
+            with told_as(RewardError, "the judges gave no answer in time", TimeoutError):
                 # Those that nobody can tell anything of end before the group is late, which has the others' verdicts.
                 async with asyncio.timeout(None if (left := left_s()) == inf else _SHARE_OF_GROUP * left):
                     found = await ask_all(judges, self.members, least=needed(self.spec.quorum, len(self.members)))
-            except TimeoutError as error:
-                raise RewardError("the judges gave no answer in time") from error
             given = [each for each in found if isinstance(each, Given)]
             share = self._combined(found)
             biased = sum(bool(each.details["position_bias"]) for each in given)

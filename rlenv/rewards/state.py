@@ -25,7 +25,7 @@ from rlenv._base.bounded import cut_end
 from rlenv._base.paths import walked
 from rlenv.concurrency.deadline import left_s
 from rlenv.concurrency.threads import ThreadPool
-from rlenv.errors import RewardError, ToolFailed, UnknownEntry, UsageError, under
+from rlenv.errors import RewardError, ToolFailed, UnknownEntry, UsageError, told_as, under
 from rlenv.language.functions import import_function
 from rlenv.language.kinds import Kind
 from rlenv.language.spec import RewardSpec, Text
@@ -282,14 +282,12 @@ def _compile(name: str, spec: StateSpec, context: TermCompileContext) -> Term:
             raise RewardError("there is no environment whose resources could be opened again")
         there: set[str] = set()
         async with context.after(after(context), lambda resources: there.update(named(resources))) as resources:
-            try:
+            with told_as(RewardError, "the gold state cannot be read:", ToolFailed, RewardError):
                 wanted = await state(resources)
                 there |= named(resources)
                 for one, dot, part in parts:
                     if part and isinstance(resources[one], Folder) and one + dot + part not in there:
                         raise RewardError(f"there is no '{part}' in '{one}', before the gold calls or after them")
-            except (ToolFailed, RewardError) as error:
-                raise RewardError(f"the gold state cannot be read: {error}") from error
             try:
                 left = await state(context.resources)
                 said = [await asyncio.to_thread(_difference, name, wanted[name], left[name]) for name in wanted]

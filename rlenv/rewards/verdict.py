@@ -24,7 +24,7 @@ from rlenv._base.strict_json import DuplicateKey, unique
 from rlenv.concurrency.deadline import Breaker
 from rlenv.concurrency.scope import Scope
 from rlenv.endpoints import REFUSED, Endpoint
-from rlenv.errors import EndpointError, UsageError
+from rlenv.errors import EndpointError, UsageError, told_as
 from rlenv.language.spec import BreakerSpec
 from rlenv.trajectory import Turn
 
@@ -212,10 +212,8 @@ class ReplySchema:
                 f"it has no property '{key}', which is to hold the score", key="schema", hint="name another by key"
             )
         self.nonce_key = _free("nonce", properties)
-        try:
+        with told_as(UsageError, "not a valid JSON Schema:", ValueError, key="schema"):
             self._validator = BoundedValidator(self.schema)
-        except ValueError as error:
-            raise UsageError(f"not a valid JSON Schema: {error}", key="schema") from error
 
     def asked(self, nonce: str, *, most_chars: int | None = None) -> dict[str, Any]:
         """The schema as one request sends it: with a property that holds `nonce`, which no material can know.

@@ -24,7 +24,7 @@ from pydantic import Field
 from rlenv._base.bounded import drop_oldest
 from rlenv._base.strict_json import read_json
 from rlenv.concurrency.deadline import bounded_by_itself
-from rlenv.errors import RewardError, UsageError
+from rlenv.errors import RewardError, UsageError, told_as
 from rlenv.language.expressions import expected_of
 from rlenv.language.kinds import Kind
 from rlenv.language.spec import Float, Spec, Text
@@ -236,12 +236,10 @@ def _junit(text: str) -> _Named:
 
     parser = expat.ParserCreate()
     parser.StartElementHandler, parser.StartDoctypeDeclHandler = start, refuse
-    try:
+    with told_as(ValueError, "", expat.ExpatError):
         for piece in _pieces(text, ">"):
             parser.Parse(piece, False)
         parser.Parse("", True)
-    except expat.ExpatError as error:
-        raise ValueError(str(error)) from error
     yield from ((one, passed) for name, passed in tests for one in {name, name.partition(" ")[0]})
 
 
@@ -324,10 +322,8 @@ class _Tests:
         return Measured(value, said, {**details, "changed": changed})
 
     def _filled_in(self, context: RewardContext) -> RowTests:
-        try:
+        with told_as(RewardError, "the row does not fill the tests in:", TemplateError, ValueError, TypeError):
             tests = self.tests(context)
-        except (TemplateError, ValueError, TypeError) as error:
-            raise RewardError(f"the row does not fill the tests in: {error}") from error
         if tests.folder is not None and not tests.folder.is_dir():
             raise RewardError(f"there is no folder of tests '{tests.folder.name}'")
         return tests

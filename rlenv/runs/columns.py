@@ -10,7 +10,7 @@ from functools import cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from rlenv.errors import MissingExtra
+from rlenv.errors import MissingExtra, told_as
 from rlenv.runs.schema import BESIDE, LATE, NESTED, ROW, TERMS
 
 if TYPE_CHECKING:
@@ -23,11 +23,9 @@ def arrow() -> Any:
     Raises:
         MissingExtra: it is not installed.
     """
-    try:
+    with told_as(MissingExtra, "reading the sealed parts of a run", ModuleNotFoundError, extra="parquet"):
         import pyarrow
         import pyarrow.parquet
-    except ModuleNotFoundError as error:
-        raise MissingExtra("reading the sealed parts of a run", extra="parquet") from error
     return pyarrow
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from rlenv.errors import MissingExtra, UsageError
+from rlenv.errors import MissingExtra, UsageError, told_as
 from rlenv.runs import parts
 from rlenv.runs.columns import arrow, body_schema, row_schema, whole_schema
 from rlenv.runs.journal import KINDS, Claim, path_of, segments
@@ -197,10 +197,8 @@ def _alone(run: Path) -> Iterator[None]:
     """Two that pack one run at once would each remove what the other is about to read."""
     folder = run / "episodes"  # the run's own folder is claimed by whoever writes it, which is no hindrance
     folder.mkdir(exist_ok=True)
-    try:
+    with told_as(UsageError, f"{run} is being packed already", BlockingIOError, hint="wait until that has ended"):
         claim = Claim(folder)
-    except BlockingIOError as error:
-        raise UsageError(f"{run} is being packed already", hint="wait until that has ended") from error
     try:
         yield
     finally:

@@ -26,7 +26,7 @@ import orjson
 from rlenv._base.paths import is_file, is_folder, names_in
 from rlenv._base.strict_json import DuplicateKey, count_keys, has_keys, unique
 from rlenv._base.text import did_you_mean, nearest
-from rlenv.errors import Finding, MissingExtra, SpecError, UsageError
+from rlenv.errors import Finding, MissingExtra, SpecError, UsageError, told_as
 from rlenv.language.functions import failure
 from rlenv.language.loader import LoadedSpec
 from rlenv.language.templates import Template, TemplateError, compile_template
@@ -278,11 +278,9 @@ def _line(opened: Callable[[], BinaryIO], number: int) -> str:
 
 
 def _parquet(path: Path) -> Read:
-    try:
+    with told_as(MissingExtra, "reading .parquet files", ImportError, extra="parquet"):
         import pyarrow
         import pyarrow.parquet
-    except ImportError as error:
-        raise MissingExtra("reading .parquet files", extra="parquet") from error
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             count = file.metadata.num_rows

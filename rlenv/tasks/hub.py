@@ -21,7 +21,7 @@ from typing import Any, Final
 from rlenv._base.bounded import encodable, plain
 from rlenv._base.paths import is_file, leads_out, read_file
 from rlenv._base.text import did_you_mean
-from rlenv.errors import MissingExtra, SpecError, UsageError
+from rlenv.errors import MissingExtra, SpecError, UsageError, told_as
 from rlenv.language.functions import failure
 from rlenv.language.loader import LoadedSpec
 from rlenv.language.spec import ReasoningGymSpec
@@ -67,11 +67,9 @@ def dataset_folder(name: str, *, base: Path, revision: str | None) -> Path:
             key="path",
             hint="name a folder, or a dataset of the hub as organisation/name",
         )
-    try:
+    with told_as(MissingExtra, "tasks from the Hugging Face hub", ImportError, extra="hub"):
         import huggingface_hub as hub
         from huggingface_hub import constants, errors
-    except ImportError as error:
-        raise MissingExtra("tasks from the Hugging Face hub", extra="hub") from error
 
     if constants.HF_HUB_OFFLINE:
         return _cached(name, revision, "HF_HUB_OFFLINE is set")
@@ -331,11 +329,9 @@ def generated(loaded: LoadedSpec, key: str, spec: ReasoningGymSpec) -> tuple[Cal
         SpecError: there is no such generator, or it does not take its settings.
         MissingExtra: the library is not installed.
     """
-    try:
+    with told_as(MissingExtra, "tasks of reasoning-gym", ImportError, extra="reasoning-gym"):
         from reasoning_gym import create_dataset  # type: ignore[import-not-found, unused-ignore]
         from reasoning_gym.factory import DATASETS  # type: ignore[import-not-found, unused-ignore]
-    except ImportError as error:
-        raise MissingExtra("tasks of reasoning-gym", extra="reasoning-gym") from error
     names, made = spec.names, list[tuple[str, int, Mapping[str, Any], Any]]()
     for place, name in enumerate(names):
         at = f"{key}.name" if isinstance(spec.name, str) else f"{key}.name.{place}"

@@ -22,7 +22,7 @@ from rlenv.episodes.environment import Environment
 from rlenv.episodes.episode import Step
 from rlenv.episodes.rollout import Job, context_of, rollout
 from rlenv.messages import Message, Sampled
-from rlenv.policies.base import Policy, PolicyContext, PolicySession
+from rlenv.policies.base import Policy, PolicyAround, PolicySession
 from rlenv.policies.scripted import OraclePolicy, RandomPolicy
 from rlenv.runs import files as record
 from rlenv.runs.replay import replay
@@ -172,7 +172,7 @@ class _Laws:
     def __init__(self, environment: Environment, policy: Policy, limit_s: float) -> None:
         self._environment = environment
         self._is_gold = isinstance(policy, OraclePolicy) and environment.players is None  # who plays well may lose
-        self._policy = _InTime(policy, limit_s)
+        self._policy = _in_time(policy, limit_s)
         rows = (row for split in environment.spec.tasks for row in islice(environment.tasks(split), PASS))
         limits = environment.parts.limits.widest(rows)
         self._episode_s = limits.episode_s + limits.reward_s + limit_s
@@ -262,28 +262,13 @@ class _Laws:
             return played.rows[0], sampled
 
 
-class _InTime:
+def _in_time(policy: Policy, limit_s: float) -> PolicyAround:
     """A policy whose every action has a time."""
 
-    def __init__(self, policy: Policy, limit_s: float) -> None:
-        self.name = policy.name
-        self._policy = policy
-        self._limit_s = limit_s
+    async def act(session: PolicySession, messages: Sequence[Message]) -> Any:
+        return await in_time(session.act(messages), "a policy acts in time", limit_s)
 
-    def start(self, context: PolicyContext) -> PolicySession:
-        return _SessionInTime(self._policy.start(context), self._limit_s)
-
-    async def aclose(self) -> None:
-        await self._policy.aclose()
-
-
-class _SessionInTime:
-    def __init__(self, session: PolicySession, limit_s: float) -> None:
-        self._session = session
-        self._limit_s = limit_s
-
-    async def act(self, messages: Sequence[Message]) -> str | Message | Sampled:
-        return await in_time(self._session.act(messages), "a policy acts in time", self._limit_s)
+    return PolicyAround(policy, act, policy.name)
 
 
 def _lasting(trajectory: Trajectory) -> Any:

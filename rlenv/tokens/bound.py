@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rlenv.dialects.base import Cut, cut_chars
-from rlenv.errors import MissingExtra, UsageError
+from rlenv.errors import MissingExtra, UsageError, told_as
 from rlenv.messages import Message, ParsedAction, ToolCall
 from rlenv.tokens.encoder import History, TokenEncoder
 from rlenv.tokens.images import ProcessorImages
@@ -125,10 +125,8 @@ def load_tokenizer(place: str, *, template: str | None = None) -> LoadedTokenize
         MissingExtra: `tokenizers` is not installed.
         UsageError: there is no such file, or it cannot be read.
     """
-    try:
+    with told_as(MissingExtra, "token-exact trajectories", ImportError, extra="tokens"):
         from tokenizers import Tokenizer  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise MissingExtra("token-exact trajectories", extra="tokens") from error
     path = Path(place)
     folder = path if path.is_dir() else path.parent
     if path.is_dir():
@@ -152,10 +150,8 @@ def load_tokenizer(place: str, *, template: str | None = None) -> LoadedTokenize
     config: Mapping[str, Any] = {}
     beside = folder / "tokenizer_config.json"
     if beside.is_file():
-        try:
+        with told_as(UsageError, f"{beside} is not JSON:", ValueError):
             config = json.loads(beside.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise UsageError(f"{beside} is not JSON: {error}") from error
     special = {key: _content(config[key]) for key in config if key.endswith("_token") and _content(config[key])}
     source = _read(template) if template else _template(config, folder)
     return LoadedTokenizer(tokenizer, source, special, special.get("eos_token"), place, end_ids_of(str(folder)))
@@ -206,10 +202,8 @@ def _config(place: str, name: str) -> tuple[Mapping[str, Any], Mapping[str, Any]
             return {}, {}, path
     if not place or not path.is_file():
         return {}, {}, path
-    try:
+    with told_as(UsageError, f"{path} is not JSON:", ValueError):
         config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UsageError(f"{path} is not JSON: {error}") from error
     config = config if isinstance(config, Mapping) else {}
     inner = config.get("text_config")
     return config, inner if isinstance(inner, Mapping) else {}, path
@@ -248,7 +242,5 @@ def _template(config: Mapping[str, Any], folder: Path) -> str | None:
 
 
 def _read(path: str) -> str:
-    try:
+    with told_as(UsageError, f"the chat template {path} cannot be read:", OSError, UnicodeDecodeError):
         return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the chat template {path} cannot be read: {error}") from error

@@ -24,7 +24,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rlenv._base.bounded import drop_oldest, encodable
 from rlenv._base.text import with_texts
-from rlenv.errors import MissingExtra, UnsupportedTemplate, UsageError
+from rlenv.errors import MissingExtra, UnsupportedTemplate, UsageError, told_as
 
 
 class Encoding(Protocol):
@@ -85,10 +85,8 @@ def fast_tokenizer(tokenizer: Any) -> Tokenizer:
         MissingExtra: `tokenizers` is not installed.
         UsageError: it is neither.
     """
-    try:
+    with told_as(MissingExtra, "token-exact trajectories", ImportError, extra="tokens"):
         import tokenizers  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise MissingExtra("token-exact trajectories", extra="tokens") from error
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if not isinstance(backend, tokenizers.Tokenizer):
         raise UsageError(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlenv._base.bounded import bounded, size
 from rlenv.concurrency.threads import ThreadPool
-from rlenv.errors import EpisodeError, MissingExtra, ToolFailed, UsageError
+from rlenv.errors import EpisodeError, MissingExtra, ToolFailed, UsageError, told_as
 from rlenv.messages import ToolCall, ToolResult
 from rlenv.tools._cell import Outcome
 from rlenv.tools._monty_cell import LOOK_AGAIN_S, Cell, Notebook, PendingCalls
@@ -53,11 +53,9 @@ async def _notebook() -> AsyncIterator[Notebook]:
 
 
 def _check() -> None:
-    try:
+    with told_as(MissingExtra, "the sandbox monty", ImportError, extra="code"):
         import pydantic_monty
         from pydantic_monty._binary import find_monty_binary
-    except ImportError as error:
-        raise MissingExtra("the sandbox monty", extra="code") from error
     assert pydantic_monty.__version__
     try:
         find_monty_binary(None)

@@ -15,7 +15,7 @@ from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerati
 from pydantic.json_schema import JsonSchemaMode
 
 from rlenv._base.text import did_you_mean
-from rlenv.errors import ToolFailed, UsageError
+from rlenv.errors import ToolFailed, UsageError, told_as
 
 _GOOGLE = re.compile(r"(?:Args|Arguments|Parameters|Params)\s*:\s*$")
 _SECTION = re.compile(
@@ -234,11 +234,9 @@ def _from_types(
     description: str,
     described: Mapping[str, str],
 ) -> Signature:
-    try:
+    with told_as(UsageError, f"the types of '{name}' cannot be read:", NameError, TypeError, AttributeError):
         target = function if inspect.isroutine(function) else type(function).__call__
         hints = typing.get_type_hints(target, include_extras=True)
-    except (NameError, TypeError, AttributeError) as error:
-        raise UsageError(f"the types of '{name}' cannot be read: {error}") from error
     adapters: dict[str, TypeAdapter[Any]] = {}
     for key in shown:
         try:

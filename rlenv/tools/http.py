@@ -11,7 +11,7 @@ import orjson
 from pydantic import Field
 
 from rlenv._base.strict_json import TooMuchJson, read_json
-from rlenv.errors import MissingExtra, ToolFailed, UsageError, under
+from rlenv.errors import MissingExtra, ToolFailed, UsageError, told_as, under
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Bool, Int, Text, ToolSpec
 from rlenv.language.templates import TemplateError
@@ -63,10 +63,8 @@ class HttpSpec(ToolSpec):
 
 
 def _selector(expression: str) -> Callable[[Any], Any]:
-    try:
+    with told_as(MissingExtra, "response (JMESPath)", ImportError, extra="http"):
         import jmespath
-    except ImportError as error:
-        raise MissingExtra("response (JMESPath)", extra="http") from error
     try:
         search: Callable[[Any], Any] = jmespath.compile(expression).search
     except jmespath.exceptions.JMESPathError as error:
@@ -86,10 +84,8 @@ def _check_url(url: str, vars: Mapping[str, Any]) -> None:
             key="url",
             hint=f"write http://{url}" if re.match(r"(?:localhost|[\w-]+(?:\.[\w-]+)+)(?::\d+)?(?:/|$)", url) else "",
         )
-    try:
+    with told_as(UsageError, "the server cannot be filled in:", TemplateError, key="url"):
         server = str(compile_filling(found[0], key="url", parameters={}, vars=vars)(args={}, task={}))
-    except TemplateError as error:
-        raise UsageError(f"the server cannot be filled in: {error}", key="url") from error
     try:
         parts = urlsplit(server)
         is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0

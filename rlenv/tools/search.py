@@ -31,7 +31,7 @@ from pydantic import Field
 from rlenv._base.bounded import cut_end
 from rlenv._base.paths import names_in, read_file
 from rlenv._base.text import did_you_mean
-from rlenv.errors import MissingExtra, UsageError
+from rlenv.errors import MissingExtra, UsageError, told_as
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Int, Spec, Text, ToolSpec
 from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
@@ -89,10 +89,8 @@ def _words(text: str, stop: frozenset[str]) -> list[str]:
 
 
 def _library() -> Any:
-    try:
+    with told_as(MissingExtra, "the search tool", ImportError, extra="search"):
         return importlib.import_module("bm25s")
-    except ImportError as error:
-        raise MissingExtra("the search tool", extra="search") from error
 
 
 def load_index(corpus: Path, *, fields: Mapping[str, str], cache: Path | None = None) -> Index:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from rlenv._base.bounded import encodable, plain, stretches
-from rlenv.errors import RlenvError, UsageError
+from rlenv.errors import RlenvError, UsageError, told_as
 from rlenv.images import bare_image
 from rlenv.runs.figures.snapshot import Snapshot
 from rlenv.runs.figures.tools import MOST, asked_in, group_of, members
@@ -95,10 +95,8 @@ def _decoded(image: Mapping[str, Any]) -> bytes:
 def _at(value: Any, path: str) -> Any:
     """The value at a dotted path. Raises UsageError: nothing does."""
     for part in path.split(".") if path else ():
-        try:
+        with told_as(UsageError, f"the record has nothing at '{path[:200]}'", LookupError, ValueError, TypeError):
             value = value[int(part)] if isinstance(value, list) else value[part.replace("~1", ".")]
-        except (LookupError, ValueError, TypeError) as error:
-            raise UsageError(f"the record has nothing at '{path[:200]}'") from error
     return value
 
 

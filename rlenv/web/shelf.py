@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlenv._base.paths import draft_of, read_file
-from rlenv.errors import UsageError
+from rlenv.errors import UsageError, told_as
 from rlenv.language.shipped import shipped
 from rlenv.runs.figures.query import parse
 from rlenv.runs.figures.snapshot import Episodes, Snapshot
@@ -371,10 +371,8 @@ def _content(path: Path) -> bytes:
 
 
 def _decoded(path: Path, data: bytes) -> str:
-    try:
+    with told_as(UsageError, f"'{path}' cannot be read:", ValueError, key="path"):
         return data.decode("utf-8-sig")
-    except ValueError as error:
-        raise UsageError(f"'{path}' cannot be read: {error}", key="path") from error
 
 
 def _version(data: bytes) -> str:
@@ -394,7 +392,7 @@ def save_spec(path: Path, text: str, *, before: str | None = None) -> str:
     """
     if not path.parent.is_dir():
         raise UsageError(f"there is no folder '{path.parent}'", key="path", hint="make it first")
-    try:
+    with told_as(UsageError, f"'{path}' cannot be written:", OSError, ValueError, key="path"):
         if path.exists() and not path.is_file():
             raise UsageError(f"'{path}' is no file", key="path", hint="give another name")
         data = text.encode("utf-8")
@@ -408,6 +406,4 @@ def save_spec(path: Path, text: str, *, before: str | None = None) -> str:
                     key="path",
                     hint="copy your text, load the page again, and put the two together",
                 )
-    except (OSError, ValueError) as error:
-        raise UsageError(f"'{path}' cannot be written: {error}", key="path") from error
     return _version(data)

@@ -30,7 +30,7 @@ from rlenv.checks.editor.hover import complete, hover
 from rlenv.checks.editor.shape import form
 from rlenv.checks.editor.tree import EditorPlaces
 from rlenv.checks.editor.validator import Mark, Validator, diagnose, marks
-from rlenv.errors import RlenvError, SpecError, UsageError
+from rlenv.errors import RlenvError, SpecError, UsageError, told_as
 from rlenv.language.schema import json_schema
 from rlenv.language.shipped import shipped
 from rlenv.runs.stage import PolicyChoice
@@ -129,10 +129,8 @@ def _json(value: Any, *, status: int = 200) -> web.Response:
 
 
 async def _body(request: web.Request) -> dict[str, Any]:
-    try:
+    with told_as(UsageError, "the body is not JSON:", ValueError, RecursionError):
         body = json.loads(await request.read())  # what a policy may write, half of a character too
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise UsageError("the body is not a JSON object")
     return body

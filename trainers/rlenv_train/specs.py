@@ -24,7 +24,7 @@ from typing import Any
 import yaml
 
 from rlenv.episodes.environment import Environment, load
-from rlenv.errors import SpecError, UsageError, did_you_mean
+from rlenv.errors import SpecError, UsageError, did_you_mean, told_as
 from rlenv.images import RefusedPath, finder
 from rlenv.language.document import override_value, read_source
 from rlenv.language.loader import LoadedSpec, load_spec
@@ -59,10 +59,8 @@ def read_override(item: str) -> tuple[str, Any]:
         UsageError: the value cannot be read.
     """
     key, _, text = item.partition("=")
-    try:
+    with told_as(UsageError, f"{item}: the value cannot be read", SpecError, hint="close its brackets and quotes"):
         return key, override_value(key, text) if text.strip() else None
-    except SpecError as error:
-        raise UsageError(f"{item}: the value cannot be read", hint="close its brackets and quotes") from error
 
 
 def spec_and_overrides(items: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -124,10 +122,8 @@ def _assignment(item: str) -> tuple[str | None, str, Any]:
     name, colon, key = left.rpartition(":")
     if not separator or not key:
         raise UsageError(f"--set wants KEY=VALUE or NAME:KEY=VALUE, not '{item}'")
-    try:
+    with told_as(UsageError, f"--set {item}: the value is not YAML", yaml.YAMLError, hint="put quotes around it"):
         return (name if colon else None), key, yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise UsageError(f"--set {item}: the value is not YAML", hint="put quotes around it") from error
 
 
 def _weight(item: str) -> tuple[str, float]:

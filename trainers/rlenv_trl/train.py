@@ -23,7 +23,7 @@ from typing import Any, Final
 import yaml
 
 from rlenv.cli.console import Console
-from rlenv.errors import MissingExtra, UsageError, all_known
+from rlenv.errors import MissingExtra, UsageError, all_known, told_as
 from rlenv.runs.folder import STOP, Attempt, RunInfo, is_run, read_info, write_info
 from rlenv.runs.locks.lock import lock_of
 from rlenv.runs.pack import seal_abandoned
@@ -294,10 +294,8 @@ def config_of(trl: Any, keys: Mapping[str, Any], *, folder: Path, seed: int, on_
     for key in keys:
         if key not in known:
             raise UsageError(f"TRL's GRPOConfig has no key '{key}'", key=key, hint=all_known(key, known))
-    try:
+    with told_as(UsageError, "TRL's GRPOConfig:", ValueError, TypeError):
         return trl.GRPOConfig(**merged(keys, folder, seed, on_cpu))
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"TRL's GRPOConfig: {error}") from error
 
 
 def merged(keys: Mapping[str, Any], folder: Path, seed: int, on_cpu: bool) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import sqlite3
 import time
 from typing import Any, Final
 
-from rlenv.errors import ResourceError, ToolFailed
+from rlenv.errors import ResourceError, ToolFailed, told_as
 from rlenv.resources.sql import Rows, read
 from rlenv.resources.sql._sqlite_connection import SqliteConnection
 
@@ -59,11 +59,9 @@ class SqliteStatements:
         if found is None:
             while len(self._open) >= _MAX_FILES:
                 self._open.pop(next(iter(self._open))).close()
-            try:
+            with told_as(ResourceError, "the database cannot be opened:", sqlite3.Error):
                 raw = _opened(fd) if fd is not None else sqlite3.connect(asked["file"], uri=True, cached_statements=0)
                 found = SqliteConnection(raw, may_write=False)
-            except sqlite3.Error as error:
-                raise ResourceError(f"the database cannot be opened: {error}") from error
         self._open[asked["key"]] = found
         return found
 

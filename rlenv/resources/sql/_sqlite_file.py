@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from rlenv._base.paths import read_file
 from rlenv.concurrency.threads import ThreadPool
-from rlenv.errors import ResourceError
+from rlenv.errors import ResourceError, told_as
 from rlenv.resources.sql import Rows, StatementLimits, written
 from rlenv.resources.sql._sqlite_connection import NotQuick, SqliteConnection
 
@@ -116,7 +116,7 @@ class SqliteFile:
 
     def connect(self) -> SqliteConnection:
         """A connection of its own, for the event loop: to the file, or to a fresh copy of the image."""
-        try:
+        with told_as(ResourceError, f"the database {self.path} cannot be opened:", sqlite3.Error):
             if self.image is None:
                 raw = sqlite3.connect(_address(self.path), uri=True, check_same_thread=False, cached_statements=0)
             else:
@@ -129,8 +129,6 @@ class SqliteFile:
                 else:
                     raw.deserialize(self.image)
             return SqliteConnection(raw, may_write=self.is_copied, is_quick=True)
-        except sqlite3.Error as error:
-            raise ResourceError(f"the database {self.path} cannot be opened: {error}") from error
 
     def run(self, sql: str, *, until: float, max_rows: int) -> Rows:
         """The rows of a quick statement on the shared file."""

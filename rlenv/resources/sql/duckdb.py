@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import ClassVar, Final, Literal
 
 from rlenv.concurrency.threads import ThreadPool
-from rlenv.errors import MissingExtra, ResourceError, ToolFailed
+from rlenv.errors import MissingExtra, ResourceError, ToolFailed, told_as
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Text
 from rlenv.resources.sql import OpenDatabase, Rows, StatementLimits
@@ -68,11 +68,9 @@ class _File:
         """
         if self._words is not None:
             return
-        try:
+        with told_as(ResourceError, f"the database {self.path} cannot be read:", OSError, ToolFailed):
             state = self.path.stat()
             reply = (await self.ask("describe")).reply
-        except (OSError, ToolFailed) as error:
-            raise ResourceError(f"the database {self.path} cannot be read: {error}") from error
         self.schema, self._size = reply["schema"], state.st_size
         if not self.may_write:
             self.version = (str(self.path.resolve()), state.st_mtime_ns, state.st_size)
@@ -163,12 +161,10 @@ class DuckdbEngine:
 
 
 def _copy(path: Path, folder: Path) -> None:
-    try:
+    with told_as(ResourceError, f"the database {path} cannot be copied:", OSError):
         for file in (path, path.with_name(path.name + ".wal")):
             if file == path or file.is_file():
                 shutil.copyfile(file, folder / file.name)
-    except OSError as error:
-        raise ResourceError(f"the database {path} cannot be copied: {error}") from error
 
 
 def compile_duckdb(name: str, spec: DuckdbSpec, context: CompileContext) -> SqlResource:
@@ -180,10 +176,8 @@ def compile_duckdb(name: str, spec: DuckdbSpec, context: CompileContext) -> SqlR
     """
     engine = DuckdbEngine(is_copied=spec.access == "copy")
     resource = SqlResource(name, spec, context, key="path", path=spec.path, engine=engine)
-    try:
+    with told_as(MissingExtra, "the resource duckdb", ImportError, extra="duckdb"):
         import duckdb  # noqa: F401
-    except ImportError as error:
-        raise MissingExtra("the resource duckdb", extra="duckdb") from error
     return resource
 
 

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from rlenv._base.bounded import quick
 from rlenv._base.schemas import BoundedValidator
-from rlenv.errors import RewardError, UsageError, under
+from rlenv.errors import RewardError, UsageError, told_as, under
 from rlenv.language.kinds import Kind
 from rlenv.language.spec import Bool, Float, Int, Text
 from rlenv.rewards.answer import compile_pattern
@@ -340,10 +340,8 @@ class JsonMatchSpec(RuleSpec):
 
 
 def _json_schema(name: str, spec: JsonSchemaSpec, context: TermCompileContext) -> Term:
-    try:
+    with told_as(UsageError, "not a valid JSON Schema:", ValueError, key="schema"):
         validator = BoundedValidator(spec.schema_)
-    except ValueError as error:
-        raise UsageError(f"not a valid JSON Schema: {error}", key="schema") from error
 
     def fits(text: str) -> Measured:
         try:

@@ -25,7 +25,7 @@ from rlenv._base.bounded import cut_end
 from rlenv._base.paths import remove, run_on, walked
 from rlenv.concurrency.lanes import Answer, Asked, here, said_again
 from rlenv.concurrency.threads import ThreadPool
-from rlenv.errors import ResourceError
+from rlenv.errors import ResourceError, told_as
 from rlenv.tools._bubblewrap import bubblewrap
 from rlenv.tools._process import is_disk_full
 from rlenv.tools.workspace import starters
@@ -434,14 +434,12 @@ class Told:
         Raises:
             ResourceError: it is no layer, or cannot be written.
         """
-        try:
+        with told_as(ResourceError, "what the machine held cannot be put back:", *_UNPACKABLE, KeyError, TypeError):
             data, self.copies = base64.b64decode(held["layer"]["base64"], validate=True), int(held.get("live", 0))
             self.is_cut = bool(held["is_cut"])
             await _threads.finish(lambda: remove(self.layer))
             self.layer.mkdir()
             await _threads.finish(lambda: unpacked(data, self.layer, self.limits.disk_mb * 1_000_000))
-        except (*_UNPACKABLE, KeyError, TypeError) as error:
-            raise ResourceError(f"what the machine held cannot be put back: {error}") from error
         if notes := held.get("notes"):
             self.notes.update(notes, again=0)
         self.filled, self.is_put_back = 0, True

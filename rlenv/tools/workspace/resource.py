@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError
 
 from rlenv._base.paths import RefusedPath, remove
 from rlenv.concurrency.threads import ThreadPool
-from rlenv.errors import ResourceError, UsageError
+from rlenv.errors import ResourceError, UsageError, told_as
 from rlenv.language.dialect import ByRow
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Int, ResourceSpec, Text
@@ -367,10 +367,8 @@ class WorkspaceResource:
         at = (folder, image, workdir, env, limits, Path(copied) if copied else None, user, tests_image)
         workspace = Workspace(*at, origin=self, entry=spec)
         try:
-            try:
+            with told_as(ResourceError, f"the machine '{self.name}' cannot be filled:", OSError):
                 await _threads.finish(workspace.fill)
-            except OSError as error:
-                raise ResourceError(f"the machine '{self.name}' cannot be filled: {error}") from error
             if spec.setup and (ran := await workspace.run(f"(\n{spec.setup}\n)", _SETUP_S)).code != 0:
                 said = ran.output.decode(errors="replace").strip()[-_SAID:]
                 raise ResourceError(f"the set-up of the machine '{self.name}' failed: {said}")

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from rlenv.errors import UsageError
+from rlenv.errors import UsageError, told_as
 from rlenv.models import quiet
 from rlenv_verl.export import Checkpoint
 
@@ -146,14 +146,11 @@ def load_model(folder: str | Path, *, dtype: torch.dtype | None = None) -> Any:
     import transformers
 
     library: Any = transformers
-    try:
-        with quiet():
-            config = library.AutoConfig.from_pretrained(folder)
-            model, report = _class_of(config).from_pretrained(
-                folder, dtype=dtype or _stored_dtype(Path(folder)) or "auto", output_loading_info=True
-            )
-    except (OSError, ValueError) as error:
-        raise UsageError(f"no model could be loaded from {folder}: {error}") from error
+    with told_as(UsageError, f"no model could be loaded from {folder}:", OSError, ValueError), quiet():
+        config = library.AutoConfig.from_pretrained(folder)
+        model, report = _class_of(config).from_pretrained(
+            folder, dtype=dtype or _stored_dtype(Path(folder)) or "auto", output_loading_info=True
+        )
     # transformers draws tensors that it does not find at random, with no more than a warning.
     if report["missing_keys"]:
         missing = ", ".join(sorted(report["missing_keys"])[:3])

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from rlenv.cli.terminal import write_error
-from rlenv.errors import UsageError
+from rlenv.errors import UsageError, told_as
 
 _WORKER = "reward_loop_worker_0"
 """The name of veRL's first reward loop worker among Ray's actors (experimental/reward_loop/reward_loop.py)."""
@@ -91,10 +91,8 @@ def ask_for_router() -> str:
     problem = f"run.reward_model: no actor '{_WORKER}' runs in this Ray job; veRL starts it for a training run"
     if not ray.is_initialized():  # asking would start a cluster
         raise UsageError(problem)
-    try:
+    with told_as(UsageError, problem, ValueError):
         worker: Any = ray.get_actor(_WORKER)
-    except ValueError as error:
-        raise UsageError(problem) from error
     address = ray.get(worker.__ray_call__.remote(_address), timeout=_TIMEOUT_S)
     if not address:
         raise UsageError(f"veRL's '{_WORKER}' has no address of a reward model", key="run.reward_model")

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from rlenv.episodes.environment import Environment
-from rlenv.errors import RlenvError, UsageError
+from rlenv.errors import RlenvError, UsageError, told_as
 from rlenv.preflight import known_model
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.bound import load_tokenizer
@@ -150,10 +150,8 @@ def make_model(
         kwargs = dict(template_kwargs)
         return TokenEncoder(tokenizer, template_kwargs=kwargs, same_turn=environment.same_turn, history="keep")
 
-    try:
+    with told_as(UsageError, "--rehearse:", RlenvError):
         longest = max(asyncio.run(longest_prompt(one, encoder(one), splits, some=_some)) for one in environments)
-    except RlenvError as error:
-        raise UsageError(f"--rehearse: {error}") from error
     filler = 0
     if prompt_tokens is not None:
         if longest > prompt_tokens:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from rlenv.episodes.environment import Environment, load
-from rlenv.errors import MissingExtra, UsageError
+from rlenv.errors import MissingExtra, UsageError, told_as
 from rlenv.models import local_model
 from rlenv.preflight import (
     CheckedSpec,
@@ -307,10 +307,8 @@ def is_to_be_made(place: str) -> bool:
 def _seeing(place: str, environment: Environment) -> dict[str, Any]:
     if not environment.spec.prompt.images:
         return {}
-    try:
+    with told_as(MissingExtra, "measuring prompts that show images", ImportError, extra="verl"):
         from rlenv_verl.run.model import seeing
-    except ImportError as error:
-        raise MissingExtra("measuring prompts that show images", extra="verl") from error
     return seeing(place)
 
 
