@@ -24,23 +24,8 @@ from typing import IO, Any
 import rlenv
 from rlenv._base.text import did_you_mean
 from rlenv.checks.diagnose import judge_environment
-from rlenv.collect.data import (
-    MANIFEST,
-    ROWS,
-    TRAJECTORIES,
-    Candidate,
-    Chosen,
-    Data,
-    EpisodeSource,
-    Identity,
-    Keep,
-    Manifest,
-    choose,
-    files_of,
-    identity_of,
-    read_data,
-    recorded,
-)
+from rlenv.collect import data
+from rlenv.collect.data import Data, Identity, Keep, Manifest, identity_of, read_data
 from rlenv.collect.encode import Encoded, EncodedRow, Unencodable, encode_episode
 from rlenv.dialects.base import Cut
 from rlenv.episodes.environment import Environment
@@ -117,7 +102,7 @@ def collect(
     """
     folder = settings.folder
     _check_is_free(folder)
-    files = files_of(settings.records)
+    files = data.files_of(settings.records)
     verdict = judge_environment(environment, encoder)
     if not verdict.will_run:
         raise UsageError(verdict.message)
@@ -129,13 +114,13 @@ def collect(
         on_episode(pool.episodes)
 
     if policy is None:
-        for found in recorded(files, environment, split=settings.split):
+        for found in data.recorded(files, environment, split=settings.split):
             take(*found)
     else:
-        files = [folder / TRAJECTORIES]
+        files = [folder / data.TRAJECTORIES]
         _play(environment, encoder, settings, policy(), files[0], take)
     balances = settings.balance is not None
-    chosen = choose(pool.candidates, per_task=settings.per_task, balances=balances, seed=settings.seed)
+    chosen = data.choose(pool.candidates, per_task=settings.per_task, balances=balances, seed=settings.seed)
     with _Rows(folder) as rows:
         for candidate, trajectory in _chosen(chosen, files):
             rows.add(trajectory, environment, encoder, source=_source(settings, files, candidate))
@@ -168,13 +153,13 @@ def _play(
 
 
 def _finished(
-    environment: Environment, encoder: TokenEncoder, settings: Settings, pool: _Pool, chosen: Chosen, rows: _Rows
+    environment: Environment, encoder: TokenEncoder, settings: Settings, pool: _Pool, chosen: data.Chosen, rows: _Rows
 ) -> Manifest:
     """Puts the rows in their place, and the manifest beside them. Raises UsageError: there are none."""
     folder = settings.folder
     rejected = pool.rejected + chosen.left_out + rows.rejected
     if not rows.figures["kept"]:
-        (folder / f"{ROWS}.part").unlink()
+        (folder / f"{data.ROWS}.part").unlink()
         counts = ", ".join(f"{reason} {count}" for reason, count in rejected.most_common()) or "there were none"
         raise UsageError(f"no episode was kept of {pool.episodes}: {counts}{rows.example()}")
     manifest = Manifest(
@@ -200,13 +185,13 @@ def _finished(
         versions={"rlenv": rlenv.__version__, "tokenizers": _version("tokenizers")},
         **rows.figures,
     )
-    os.replace(folder / f"{ROWS}.part", folder / ROWS)
+    os.replace(folder / f"{data.ROWS}.part", folder / data.ROWS)
     manifest.write(folder)
     return manifest
 
 
 def _check_is_free(folder: Path) -> None:
-    there = [name for name in (MANIFEST, ROWS, TRAJECTORIES) if (folder / name).exists()]
+    there = [name for name in (data.MANIFEST, data.ROWS, data.TRAJECTORIES) if (folder / name).exists()]
     if there:
         raise UsageError(f"{folder} holds data already ({' and '.join(there)})", hint="name another folder with -o")
 
@@ -215,7 +200,7 @@ class _Pool:
     """The episodes that passed, without their contents."""
 
     def __init__(self, environment: Environment, settings: Settings) -> None:
-        self.candidates: list[Candidate] = []
+        self.candidates: list[data.Candidate] = []
         self.rejected: Counter[str] = Counter()
         self.splits: dict[str, None] = {}
         self.episodes = 0
@@ -230,7 +215,9 @@ class _Pool:
             return
         kind = "" if self._balance is None else self._kind(self._balance, trajectory)
         self.candidates.append(
-            Candidate(trajectory.split, trajectory.task_index, trajectory.seed, kind, _content(trajectory), file, at)
+            data.Candidate(
+                trajectory.split, trajectory.task_index, trajectory.seed, kind, _content(trajectory), file, at
+            )
         )
 
     def _kind(self, column: str, trajectory: Trajectory) -> str:
@@ -258,7 +245,7 @@ class _Rows:
     """Writes the rows of chosen episodes to a draft beside their place, and counts them in the manifest's `figures`."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / f"{ROWS}.part"
+        self._path = folder / f"{data.ROWS}.part"
         self._digest = hashlib.sha256()
         self.rejected: Counter[str] = Counter()
         self._said = ""
@@ -328,13 +315,13 @@ def _conversation(trajectory: Trajectory) -> list[dict[str, Any]]:
     return messages
 
 
-def _chosen(chosen: Chosen, files: Sequence[Path]) -> Iterator[tuple[Candidate, Trajectory]]:
-    sources = [EpisodeSource(path) for path in files]
+def _chosen(chosen: data.Chosen, files: Sequence[Path]) -> Iterator[tuple[data.Candidate, Trajectory]]:
+    sources = [data.EpisodeSource(path) for path in files]
     for candidate in chosen.taken:
         yield candidate, sources[candidate.file].at(candidate.at)
 
 
-def _source(settings: Settings, files: Sequence[Path], candidate: Candidate) -> str:
+def _source(settings: Settings, files: Sequence[Path], candidate: data.Candidate) -> str:
     return f"{settings.source}:{files[candidate.file].name}" if settings.records else settings.source
 
 

@@ -21,20 +21,8 @@ from rlenv._base.text import did_you_mean
 from rlenv.episodes.environment import Environment
 from rlenv.errors import MissingExtra, RlenvError, UsageError, told_as
 from rlenv.messages import Message
-from rlenv.models.architecture import (
-    Looked,
-    cache_folder,
-    config_in,
-    is_whole,
-    judge_architecture,
-    made_once,
-    named_after,
-    number_in,
-    quiet,
-    read_manifest,
-    weights_in,
-    write_json,
-)
+from rlenv.models import architecture
+from rlenv.models.architecture import Looked, quiet, weights_in
 from rlenv.models.chat_templates import judge_marks, judge_template, judge_tools, marks_in
 from rlenv.models.gguf import dequantised, found_in_package, gguf_in, is_package
 from rlenv.tokens import TokenEncoder
@@ -99,20 +87,21 @@ def with_template(place: str, given: str | Path, keep: Path | None = None) -> Pa
     folder = _folder_of(place)
     digest = _digest(folder, source)
     if keep is None:
-        stem = named_after(folder.name)
-        return made_once(
-            cache_folder() / f"{stem}-templated-{digest[:12]}", lambda new: _make(folder, source, new, digest)
+        stem = architecture.named_after(folder.name)
+        return architecture.made_once(
+            architecture.cache_folder() / f"{stem}-templated-{digest[:12]}",
+            lambda new: _make(folder, source, new, digest),
         )
     keep = keep.absolute()
-    if read_manifest(keep).get("digest") != digest:
-        if keep.exists() and (not keep.is_dir() or any(keep.iterdir())) and not read_manifest(keep):
+    if architecture.read_manifest(keep).get("digest") != digest:
+        if keep.exists() and (not keep.is_dir() or any(keep.iterdir())) and not architecture.read_manifest(keep):
             raise UsageError(
                 f"{keep} holds something else already", hint="the model with its template needs a new folder"
             )
         (keep / "rlenv_model.json").unlink(missing_ok=True)
-    elif is_whole(keep):
+    elif architecture.is_whole(keep):
         return keep
-    return made_once(keep, lambda new: _make(folder, source, new, digest))
+    return architecture.made_once(keep, lambda new: _make(folder, source, new, digest))
 
 
 def retold(tokenizer: LoadedTokenizer, source: str) -> LoadedTokenizer:
@@ -162,13 +151,13 @@ def _make(folder: Path, source: str, new: Path, digest: str) -> dict[str, Any]:
     (new / "chat_template.jinja").write_text(source, encoding="utf-8")
     config = {name: value for name, value in _json(folder / "tokenizer_config.json").items() if name != "chat_template"}
     config |= {f"{name}_token": text for name, text in (("eos", marks.eos), ("pad", marks.pad)) if text is not None}
-    write_json(new / "tokenizer_config.json", config)
+    architecture.write_json(new / "tokenizer_config.json", config)
     generation = _json(folder / "generation_config.json")
     if marks.ends:
         generation["eos_token_id"] = list(marks.ends)
     if marks.pad is not None:
         generation["pad_token_id"] = tokenizer.backend_tokenizer.token_to_id(marks.pad)
-    write_json(new / "generation_config.json", generation)
+    architecture.write_json(new / "generation_config.json", generation)
     return {"made_of": str(folder), "digest": digest, "changed": list(marks.changed)}
 
 
@@ -282,10 +271,10 @@ def looked_at(
     if folder.is_dir():
         if adapter := _adapter(folder):
             return [adapter]
-        config, more = config_in(folder)
+        config, more = architecture.config_in(folder)
         found += [replace(one, stops=needs_weights) for one in more]
         if not more:
-            found += judge_architecture(config)
+            found += architecture.judge_architecture(config)
         weights = weights_in(folder)
         rows = weights.rows
         found.append(_judge_weights(weights.fault, weights.dtypes, needs_weights=needs_weights))
@@ -373,7 +362,7 @@ def _through_transformers(place: str) -> LoadedTokenizer | None:
 
 def _judge_embeddings(tokenizer: LoadedTokenizer, config: Mapping[str, Any], rows: int | None) -> list[Looked]:
     """A judgement: has each id of the tokenizer a row in the embeddings?"""
-    named = number_in(config, "vocab_size")
+    named = architecture.number_in(config, "vocab_size")
     count = rows if rows is not None and "text_config" not in config else named
     if count is None:
         return []
@@ -398,7 +387,7 @@ def _judge_context(
     response_tokens: int | None,
 ) -> list[Looked]:
     """A judgement: do prompts, and a response behind them, fit into what the model reads?"""
-    positions = number_in(config, "max_position_embeddings", "n_positions")
+    positions = architecture.number_in(config, "max_position_embeddings", "n_positions")
     if positions is None or not prompts:
         return []
     try:

@@ -11,18 +11,10 @@ from typing import Any
 from rlenv.episodes.environment import Environment
 from rlenv.errors import Finding, UnsupportedTemplate
 from rlenv.language.kinds import kind_of
+from rlenv.preflight import report
 from rlenv.preflight.lengths import Lengths, RunLimits, SplitLengths, TaskLengths, chosen_tasks, measure
 from rlenv.preflight.memory import Devices, Memory, Model, Pass, known_model, memory_of, model_of
-from rlenv.preflight.report import (
-    LimitNames,
-    Preflight,
-    TrainingStep,
-    judge_lengths,
-    judge_memory,
-    judge_sequences,
-    lines_of,
-    step_of,
-)
+from rlenv.preflight.report import LimitNames, Preflight, judge_lengths, judge_memory, lines_of
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.encoder import History
 from rlenv.tokens.verdict import Prompts, Verdict, verdict_of
@@ -110,12 +102,12 @@ async def _preflight(subjects: Sequence[CheckedSpec], plan: Plan) -> Preflight:
             if split.is_trained:
                 trained.append((lengths, subject.weight))
     model = model_of(plan.model) if plan.model is not None else known_model(plan.model_name)
-    findings += judge_sequences(splits, plan.passes, model)
+    findings += report.judge_sequences(splits, plan.passes, model)
     memory = None
     if plan.machine is not None:
         memory, more = judge_memory(model, plan.machine, context=plan.context)
         findings += more
-    step: TrainingStep | None = step_of(trained, plan.episodes) if plan.episodes else None
+    step: report.TrainingStep | None = report.step_of(trained, plan.episodes) if plan.episodes else None
     return Preflight(plan.name, tuple(splits), tuple(findings), step, model, memory, plan.machine, verdicts)
 
 

@@ -23,27 +23,9 @@ from rlenv.errors import RewardError, UsageError, told_as
 from rlenv.language.kinds import Kind
 from rlenv.language.spec import Bool, BreakerSpec, Float, Int, Prose, RewardSpec, SamplingSpec, Spec, Text
 from rlenv.language.templates import Template, TemplateError, template_of
+from rlenv.rewards import judge_panel as panel
 from rlenv.rewards.base import GroupContext, Measured, RewardContext, Term, TermCompileContext, where_of_quotes
 from rlenv.rewards.judge_asking import SYSTEM, Asker, Failed, Member
-from rlenv.rewards.judge_panel import (
-    CHOICES,
-    KEY,
-    NAMES,
-    SAYS,
-    Combine,
-    Given,
-    Met,
-    PairwiseSpec,
-    ask_all,
-    check_panel,
-    combine,
-    compare,
-    drawn,
-    needed,
-    paired,
-    play,
-    won,
-)
 from rlenv.rewards.verdict import JudgeVerdict, Material, Question, ReplySchema, transcript
 from rlenv.tools.model import endpoint_of
 from rlenv.trajectory import Trajectory
@@ -94,12 +76,12 @@ class JudgeSpec(RewardSpec):
     """Several judges; all have to give a score, unless there is a `quorum`."""
     quorum: Annotated[Int, Field(ge=1)] | Annotated[Float, Field(gt=0, le=1)] | None = None
     """How many of the judges have to give a score: a number, or a share such as 0.5; others that fail are left out."""
-    combine: Combine = "mean"
+    combine: panel.Combine = "mean"
     """How several scores become one: `mean`, `median`, `majority` (the lowest of equally frequent ones), `min`, `max`
     or `trimmed` (the mean without one lowest and one highest)."""
     timeout_s: _Above0 | None = None
     """Seconds for one judge's verdict, retries included; after them it has failed. By default the endpoint's limits."""
-    pairwise: PairwiseSpec | None = None
+    pairwise: panel.PairwiseSpec | None = None
     """Compare with another answer, in both orders, in place of a score: 1 for a win, 0 for a loss. The prompt's
     material is then `first` and `second`."""
     breaker: BreakerSpec = BreakerSpec()
@@ -147,11 +129,11 @@ class _Judge:
             with told_as(RewardError, "pairwise.with:", TemplateError):
                 other = self.other.text(task=context.task, vars=context.vars)
             own = material[self.spec.pairwise.of]
-            question = paired(question, own, other, parties=(frozenset(NAMES[:1]),))
+            question = panel.paired(question, own, other, parties=(frozenset(panel.NAMES[:1]),))
             ask = self._pair
-        least = needed(self.spec.quorum, len(self.members))
+        least = panel.needed(self.spec.quorum, len(self.members))
         asked = [ask(index, member, question) for index, member in enumerate(self.members)]
-        return self._measured(await ask_all(asked, self.members, least=least), context)
+        return self._measured(await panel.ask_all(asked, self.members, least=least), context)
 
     async def measure_group(
         self, trajectories: Sequence[Trajectory], context: GroupContext
@@ -163,32 +145,34 @@ class _Judge:
         of = f"{self.spec.seed} {first.split} {first.task_index} {sorted(one.seed for one in trajectories)}"
         # Drawn over the answers in an order of their own: where one stands in its group decides nothing.
         order = sorted(range(len(own)), key=lambda place: (trajectories[place].seed, own[place]))
-        ranks = drawn(len(own), opponents=pairwise.limit, seed=of)
+        ranks = panel.drawn(len(own), opponents=pairwise.limit, seed=of)
         pairs = [(order[one], order[other]) for one, other in ranks]
         # The whole group is the caller: one text that a server breaks on is in many of its comparisons.
         caller = tuple((one.seed, id(one.turns)) for one in trajectories)
-        parties = tuple(frozenset((name,)) for name in NAMES)
+        parties = tuple(frozenset((name,)) for name in panel.NAMES)
         asked = Question(
             task=first.task, vars=context.vars, material={}, parties=parties, scope=context.shared(), caller=caller
         )
 
-        async def compare(one: int, other: int) -> Met:
-            question = paired(asked, own[one], own[other], parties=parties)
+        async def compare(one: int, other: int) -> panel.Met:
+            question = panel.paired(asked, own[one], own[other], parties=parties)
             place = f"{one} against {other}, judge"
             judges = [self._pair(index, member, question, place=place) for index, member in enumerate(self.members)]
             with told_as(RewardError, "the judges gave no answer in time", TimeoutError):
                 # Those that nobody can tell anything of end before the group is late, which has the others' verdicts.
                 async with asyncio.timeout(None if (left := left_s()) == inf else _SHARE_OF_GROUP * left):
-                    found = await ask_all(judges, self.members, least=needed(self.spec.quorum, len(self.members)))
-            given = [each for each in found if isinstance(each, Given)]
+                    found = await panel.ask_all(
+                        judges, self.members, least=panel.needed(self.spec.quorum, len(self.members))
+                    )
+            given = [each for each in found if isinstance(each, panel.Given)]
             share = self._combined(found)
             biased = sum(bool(each.details["position_bias"]) for each in given)
-            return Met(share, given[0].reason, biased, self._said(found))
+            return panel.Met(share, given[0].reason, biased, self._said(found))
 
-        met = await play(pairs, compare, accounts=context.accounts, role=f"judge {self.name}")
-        return won(pairs, met, seeds=[one.seed for one in trajectories], least=pairwise.quorum)
+        met = await panel.play(pairs, compare, accounts=context.accounts, role=f"judge {self.name}")
+        return panel.won(pairs, met, seeds=[one.seed for one in trajectories], least=pairwise.quorum)
 
-    async def _point(self, index: int, member: Member, question: Question) -> Given | Failed:
+    async def _point(self, index: int, member: Member, question: Question) -> panel.Given | Failed:
         asked, is_cached = await self.asker.ask(f"judge {index}", member, question)
         if isinstance(asked, Failed):
             return asked
@@ -196,32 +180,34 @@ class _Judge:
         verdict = asked.verdict or lowest
         usage = {} if is_cached or asked.usage is None else asked.usage.as_dict()
         details = {"score": verdict.score, "attempts": asked.attempts, "is_cached": is_cached, **usage}
-        return Given(verdict.score, verdict.reason, details)
+        return panel.Given(verdict.score, verdict.reason, details)
 
-    async def _pair(self, index: int, member: Member, question: Question, *, place: str = "judge") -> Given | Failed:
-        found = await compare(self.asker, f"{place} {index}", member, question)
-        return found if isinstance(found, Failed) else Given(found.score, found.reason, found.as_details())
+    async def _pair(
+        self, index: int, member: Member, question: Question, *, place: str = "judge"
+    ) -> panel.Given | Failed:
+        found = await panel.compare(self.asker, f"{place} {index}", member, question)
+        return found if isinstance(found, Failed) else panel.Given(found.score, found.reason, found.as_details())
 
-    def _combined(self, found: Sequence[Given | Failed]) -> float:
-        given = [(one, by) for one, by in zip(found, self.members, strict=True) if isinstance(one, Given)]
+    def _combined(self, found: Sequence[panel.Given | Failed]) -> float:
+        given = [(one, by) for one, by in zip(found, self.members, strict=True) if isinstance(one, panel.Given)]
         weights = [by.weight for _, by in given]
-        return combine([one.score for one, _ in given], how=self.spec.combine, weights=weights)
+        return panel.combine([one.score for one, _ in given], how=self.spec.combine, weights=weights)
 
-    def _said(self, found: Sequence[Given | Failed]) -> list[dict[str, Any]]:
+    def _said(self, found: Sequence[panel.Given | Failed]) -> list[dict[str, Any]]:
         """The details of a term, an entry for each judge."""
         return [
             {
                 "endpoint": by.endpoint.name,
                 "model": by.endpoint.model,
                 "prompt_sha256": by.digest,
-                **(one.details if isinstance(one, Given) else {"score": None, "error": one.why}),
+                **(one.details if isinstance(one, panel.Given) else {"score": None, "error": one.why}),
             }
             for one, by in zip(found, self.members, strict=True)
         ]
 
-    def _measured(self, found: Sequence[Given | Failed], context: RewardContext) -> Measured:
+    def _measured(self, found: Sequence[panel.Given | Failed], context: RewardContext) -> Measured:
         scale, raw = self.spec.ends, self._combined(found)
-        given = [(one, by) for one, by in zip(found, self.members, strict=True) if isinstance(one, Given)]
+        given = [(one, by) for one, by in zip(found, self.members, strict=True) if isinstance(one, panel.Given)]
         details = {"raw": raw, "scale": list(scale), "judges": self._said(found)}
         if self.other is not None:
             details["position_bias"] = sum(bool(one.details["position_bias"]) for one, _ in given)
@@ -231,7 +217,7 @@ class _Judge:
         return Measured((raw - low) / (high - low), said.reason, details, where)
 
 
-def _own(one: Trajectory, pairwise: PairwiseSpec) -> str:
+def _own(one: Trajectory, pairwise: panel.PairwiseSpec) -> str:
     """The part of an episode that is compared."""
     if pairwise.of == "message":
         return one.turns[-1].parsed.content if one.turns else ""
@@ -253,7 +239,7 @@ def _compile(name: str, spec: JudgeSpec, context: TermCompileContext) -> Term:
         raise UsageError("give either endpoint or judges", hint="name one of them")
     listed = spec.judges or (JudgeMemberSpec(endpoint=spec.endpoint or ""),)
     is_weighted = any("weight" in one.model_fields_set for one in spec.judges)
-    check_panel(spec.combine, count=len(listed), is_weighted=is_weighted, quorum=spec.quorum)
+    panel.check_panel(spec.combine, count=len(listed), is_weighted=is_weighted, quorum=spec.quorum)
     reply, other = _reply(spec), None
     if spec.pairwise is not None:
         _check_pairwise(spec.pairwise)
@@ -266,8 +252,8 @@ def _compile(name: str, spec: JudgeSpec, context: TermCompileContext) -> Term:
     asker = Asker(
         reply=reply,
         names=_material(spec),
-        shown=("message",) if spec.pairwise is None else NAMES,
-        says=f"'{spec.key}' goes from {low:g} to {high:g}." if spec.pairwise is None else SAYS,
+        shown=("message",) if spec.pairwise is None else panel.NAMES,
+        says=f"'{spec.key}' goes from {low:g} to {high:g}." if spec.pairwise is None else panel.SAYS,
         ending=_rubric(spec),
         retries=spec.retries,
         seed=spec.seed,
@@ -280,14 +266,14 @@ def _compile(name: str, spec: JudgeSpec, context: TermCompileContext) -> Term:
     return Term(name=name, spec=spec, measure_async=judge.measure)
 
 
-def _check_pairwise(spec: PairwiseSpec) -> None:
+def _check_pairwise(spec: panel.PairwiseSpec) -> None:
     for key in ("limit", "quorum"):
         if spec.with_ != "group" and key in spec.model_fields_set:
             raise UsageError("it is of a comparison among a group", key=f"pairwise.{key}", hint="leave it out")
 
 
 def _material(spec: JudgeSpec) -> frozenset[str]:
-    return _MATERIAL if spec.pairwise is None else frozenset(NAMES)
+    return _MATERIAL if spec.pairwise is None else frozenset(panel.NAMES)
 
 
 def _reply(spec: JudgeSpec) -> ReplySchema:
@@ -297,7 +283,7 @@ def _reply(spec: JudgeSpec) -> ReplySchema:
     for key, attribute in (("scale", "scale"), ("schema", "schema_"), ("key", "key")):
         if attribute in spec.model_fields_set:
             raise UsageError("a comparison has no use for it", key=key, hint="leave it out, or leave pairwise out")
-    return ReplySchema(None, key=KEY, scale=(0.0, 1.0), choices=CHOICES)
+    return ReplySchema(None, key=panel.KEY, scale=(0.0, 1.0), choices=panel.CHOICES)
 
 
 def _member(

@@ -15,17 +15,8 @@ from typing import Any, Literal
 from rlenv.errors import RewardError, UnknownEntry, UsageError
 from rlenv.language.kinds import Kind
 from rlenv.language.spec import Float, Int, RewardSpec, Spec, Text
+from rlenv.rewards import comparators
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
-from rlenv.rewards.comparators import (
-    Comparator,
-    CompareSpec,
-    GoldCache,
-    Named,
-    PythonComparatorSpec,
-    Side,
-    compile_comparator,
-    is_large,
-)
 from rlenv.rewards.outages import Lost, is_lost, known_call, settled
 from rlenv.rewards.rule import UnfitAnswer, compile_for_context, where_answer
 from rlenv.tools.base import Tool
@@ -63,7 +54,7 @@ class VerifySpec(RewardSpec):
     """The policy's arguments; strings are templates, over `answer` too."""
     expect: Text | Int | Float | ExpectSpec
     """The expected result: `{arguments: …}`, `{value: …}`, or a template or number as a short form of `{value: …}`."""
-    compare: Named | CompareSpec = "equal"
+    compare: comparators.Named | comparators.CompareSpec = "equal"
     """`equal`, `number`, `text`, `rows` or `json`, or a mapping with options: `{by: rows, columns: any_order}`."""
 
 
@@ -77,9 +68,9 @@ class _Verify:
     expected: Callable[..., Any]
     is_call: bool
     spread: frozenset[str]
-    compare: Comparator
+    compare: comparators.Comparator
     reads_answer: bool
-    cache: GoldCache
+    cache: comparators.GoldCache
     is_own: bool
     """Whether the comparator is a function of the author's, which may not be made for threads."""
 
@@ -112,8 +103,8 @@ class _Verify:
             }
         }
         if result.outcome == "ok":
-            mine = Side(result.text, result.value, arguments)
-            if self.is_own or not any(map(is_large, golds)):
+            mine = comparators.Side(result.text, result.value, arguments)
+            if self.is_own or not any(map(comparators.is_large, golds)):
                 best = self._best(mine, golds)
             else:
                 best = await asyncio.to_thread(self._best, mine, golds)
@@ -135,7 +126,7 @@ class _Verify:
                     return arguments
         return None
 
-    def _best(self, mine: Side, golds: Sequence[Side]) -> Measured:
+    def _best(self, mine: comparators.Side, golds: Sequence[comparators.Side]) -> Measured:
         best = Measured(0.0, mine.text)
         for index, gold in enumerate(golds):
             found = self.compare(mine, gold)
@@ -149,7 +140,7 @@ class _Verify:
                 break
         return best
 
-    async def _golds(self, context: RewardContext) -> Sequence[Side]:
+    async def _golds(self, context: RewardContext) -> Sequence[comparators.Side]:
         filled = [self.expected(context, item=item) for item in self.alternatives(context)]
         if not self.is_call:
             if any(value is None for value in filled):
@@ -170,15 +161,15 @@ class _Verify:
         (name,) = several
         return [{**arguments, name: value} for value in arguments[name]]
 
-    async def _run(self, arguments: Mapping[str, Any], context: RewardContext) -> Side:
+    async def _run(self, arguments: Mapping[str, Any], context: RewardContext) -> comparators.Side:
         result = await known_call(self.tool, arguments, context)
         if result.outcome != "ok":
             raise RewardError(f"the gold call of '{self.tool.name}' ended as {result.outcome}: {result.text:.200}")
-        return Side(result.text, result.value, arguments)
+        return comparators.Side(result.text, result.value, arguments)
 
 
-def _constant(value: Any) -> Side:
-    return Side(value if isinstance(value, str) else str(value), value)
+def _constant(value: Any) -> comparators.Side:
+    return comparators.Side(value if isinstance(value, str) else str(value), value)
 
 
 def _compile(name: str, spec: VerifySpec, context: TermCompileContext) -> Term:
@@ -215,10 +206,10 @@ def _compile(name: str, spec: VerifySpec, context: TermCompileContext) -> Term:
         expected=expected,
         is_call=is_call,
         spread=frozenset(key for key, schema in properties.items() if _takes_no_list(schema)),
-        compare=compile_comparator(spec.compare, context),
+        compare=comparators.compile_comparator(spec.compare, context),
         reads_answer=_reads_answer(spec.arguments),
-        cache=GoldCache(),
-        is_own=isinstance(spec.compare, PythonComparatorSpec),
+        cache=comparators.GoldCache(),
+        is_own=isinstance(spec.compare, comparators.PythonComparatorSpec),
     )
     return Term(name=name, spec=spec, measure_async=verify.measure, where=where_answer if verify.reads_answer else None)
 

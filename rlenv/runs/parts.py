@@ -22,16 +22,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from rlenv._base.bounded import encodable
 from rlenv.errors import UsageError
-from rlenv.runs.columns import (
-    array_of,
-    arrow,
-    body_schema,
-    late_schema,
-    offsets_of,
-    row_schema,
-    rows_table,
-    schema_with,
-)
+from rlenv.runs import columns as cols
 from rlenv.runs.journal import KINDS, entries_of, loads, path_of, put_back, read_body
 from rlenv.runs.schema import NEVER_NULL, Tokens
 
@@ -60,14 +51,14 @@ def seal(run: Path, segment: str) -> None:
     """
     rows_at, late_at = path_of(run, segment, "rows"), path_of(run, segment, "late")
     if late_at.exists():
-        _write_rows(entries_of(late_at), late_schema(), part_of(run, "late", segment))
+        _write_rows(entries_of(late_at), cols.late_schema(), part_of(run, "late", segment))
     if rows_at.exists():
         rows = entries_of(rows_at)
         kept = [row for row in rows if row["has_body"]]
         if kept:
             _seal_bodies(run, segment, kept)
         if rows:
-            _write_rows(rows, row_schema(), part_of(run, "episodes", segment))
+            _write_rows(rows, cols.row_schema(), part_of(run, "episodes", segment))
     for kind in KINDS:  # bodies last: without its rows a body is nothing
         path_of(run, segment, kind).unlink(missing_ok=True)
 
@@ -75,8 +66,8 @@ def seal(run: Path, segment: str) -> None:
 def _write_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema, path: Path) -> None:
     """Writes all that rows say, also what this process has no column for."""
     try:
-        write_part(rows_table(rows, schema_with(schema, rows)), path)
-    except (arrow().ArrowException, OverflowError) as error:
+        write_part(cols.rows_table(rows, cols.schema_with(schema, rows)), path)
+    except (cols.arrow().ArrowException, OverflowError) as error:
         raise UsageError(f"{path} cannot hold what the journal does: {str(error).splitlines()[0][:200]}") from error
 
 
@@ -91,9 +82,9 @@ def _seal_bodies(run: Path, segment: str, rows: Sequence[Mapping[str, Any]]) -> 
 @contextlib.contextmanager
 def bodies_writer(path: Path, schema: pa.Schema | None = None) -> Iterator[Callable[[pa.Table], None]]:
     """Writes a part of bodies, whole groups at a time but for the last; as `write_part`."""
-    pq = arrow().parquet
+    pq = cols.arrow().parquet
     heavy = {"compression": "zstd", "compression_level": 1, "write_statistics": False, "use_dictionary": False}
-    with _beside(path) as part, pq.ParquetWriter(part, schema or body_schema(), **heavy) as writer:
+    with _beside(path) as part, pq.ParquetWriter(part, schema or cols.body_schema(), **heavy) as writer:
         yield lambda table: writer.write_table(table, row_group_size=GROUP) if len(table) else None
 
 
@@ -109,13 +100,13 @@ def _bodies(run: Path, file: int, rows: Sequence[Mapping[str, Any]]) -> pa.Table
             raise UsageError(f"the body of '{row['id']}' is no record: {type(error).__name__}") from error
         tokens.append(held)
         events.append(asked)
-    pa, schema = arrow(), body_schema()
+    pa, schema = cols.arrow(), cols.body_schema()
     columns = [
         pa.array([row["id"] for row in rows], pa.string()),
         pa.array(records, pa.binary()),
-        array_of(messages, schema.field("messages").type),
+        cols.array_of(messages, schema.field("messages").type),
         _tokens(tokens),
-        array_of([row.get("blobs") or None for row in rows], schema.field("blobs").type),
+        cols.array_of([row.get("blobs") or None for row in rows], schema.field("blobs").type),
         pa.array(events, pa.binary()),
     ]
     return pa.table(columns, schema=schema)
@@ -134,25 +125,25 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
 def _tokens(episodes: Sequence[Sequence[Tokens]]) -> pa.Array:
     """A list of rows an episode. The ids are handed over as the memory they lie in, not number by number."""
     rows = [row for episode in episodes for row in episode]
-    pa, kind = arrow(), body_schema().field("tokens").type
+    pa, kind = cols.arrow(), cols.body_schema().field("tokens").type
 
     def numbers(name: str, values: list[Any]) -> Any:
         item = kind.value_type.field(name).type
         held = b"".join(values)
         flat = pa.Array.from_buffers(item.value_type, sum(map(len, values)), [None, pa.py_buffer(held)])
-        return pa.ListArray.from_arrays(pa.array(offsets_of(map(len, values)), pa.int32()), flat, type=item)
+        return pa.ListArray.from_arrays(pa.array(cols.offsets_of(map(len, values)), pa.int32()), flat, type=item)
 
     spans = [[{"start": start, "end": end} for start, end in row.turns] for row in rows]
     columns = [numbers(key, [getattr(row, key) for row in rows]) for key in ("prompt_ids", "ids", "mask", "logprobs")]
-    columns.append(array_of(spans, kind.value_type.field("turns").type))
+    columns.append(cols.array_of(spans, kind.value_type.field("turns").type))
     fields = [kind.value_type.field(index) for index in range(kind.value_type.num_fields)]
     inside = pa.StructArray.from_arrays(columns, fields=fields)
-    return pa.ListArray.from_arrays(pa.array(offsets_of(map(len, episodes)), pa.int32()), inside, type=kind)
+    return pa.ListArray.from_arrays(pa.array(cols.offsets_of(map(len, episodes)), pa.int32()), inside, type=kind)
 
 
 def write_part(table: pa.Table, path: Path, *, row_group_size: int = 1 << 20) -> None:
     """Writes a part beside its place, syncs it, and renames it."""
-    pq = arrow().parquet
+    pq = cols.arrow().parquet
     with _beside(path) as file:
         pq.write_table(table, file, compression="zstd", row_group_size=row_group_size)
 
@@ -182,7 +173,7 @@ def told(path: Path) -> Iterator[None]:
         UsageError: in the place of what was found.
         FileNotFoundError: the part is not there.
     """
-    pa = arrow()
+    pa = cols.arrow()
     try:
         yield
     except FileNotFoundError:
@@ -213,7 +204,7 @@ def read_part(path: Path, schema: pa.Schema, *, use_threads: bool = False) -> pa
 
 def schema_of(path: Path) -> pa.Schema:
     """The columns that a part holds, known or not; raises as `read_part`."""
-    pq = arrow().parquet
+    pq = cols.arrow().parquet
     with told(path):
         return pq.read_schema(path).remove_metadata()
 
@@ -221,7 +212,7 @@ def schema_of(path: Path) -> pa.Schema:
 def _opened(path: Path, schema: pa.Schema) -> Any:
     """A part that gives as numbers of words what `schema` has so, of what it holds: pyarrow refuses to look for a
     column that was not written yet."""
-    pq = arrow().parquet
+    pq = cols.arrow().parquet
     if not (coded := _coded(schema)):
         return pq.ParquetFile(path)
     metadata = pq.read_metadata(path)
@@ -231,7 +222,7 @@ def _opened(path: Path, schema: pa.Schema) -> Any:
 
 def _coded(schema: pa.Schema) -> list[str]:
     """The paths in a part of what `schema` has as numbers of words."""
-    types = arrow().types
+    types = cols.arrow().types
     lists = [(one.name, one.type.value_type) for one in schema if _has_fields(one.type)]
     return [f"{name}.list.element.{one.name}" for name, kind in lists for one in kind if types.is_dictionary(one.type)]
 
@@ -253,13 +244,13 @@ def _leaves(schema: pa.Schema, part: pa.Schema) -> list[str]:
 
 
 def _has_fields(kind: pa.DataType) -> bool:
-    types = arrow().types
+    types = cols.arrow().types
     return bool(types.is_list(kind) and types.is_struct(kind.value_type))
 
 
 def _conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """The columns of a schema, by their names; null where the table has none."""
-    pa, known = arrow(), set(table.column_names)
+    pa, known = cols.arrow(), set(table.column_names)
     columns = [table[it.name].cast(it.type) if it.name in known else pa.nulls(len(table), it.type) for it in schema]
     return pa.table(columns, schema=schema)
 
@@ -270,7 +261,7 @@ def bodies_in(table: pa.Table, schema: pa.Schema) -> pa.Table:
     Raises:
         KeyError: it lacks one of these.
     """
-    for name in body_schema().names:
+    for name in cols.body_schema().names:
         table.field(name)
     return _conformed(table, schema)
 
@@ -308,7 +299,7 @@ class Sealed:
 
     def _body(self, index: int) -> tuple[bytes, list[Tokens], bytes | None]:
         if self._file is None:
-            pq = arrow().parquet
+            pq = cols.arrow().parquet
             self._file = pq.ParquetFile(self.path)
         columns = [*_RECORD, "tokens", "events"]
         table = self._file.read_row_group(index // GROUP, columns=columns, use_threads=False).slice(index % GROUP, 1)
@@ -330,14 +321,14 @@ class Sealed:
 
     def has_events(self) -> bool:
         """True if any body holds events; a row group at a time, to the first that does."""
-        pq = arrow().parquet
+        pq = cols.arrow().parquet
         with told(self.path), pq.ParquetFile(self.path) as file:
             held = (file.read_row_group(at, columns=["events"])["events"] for at in range(file.num_row_groups))
             return any(events.null_count < len(events) for events in held)
 
     def records(self) -> Iterator[tuple[str, bytes]]:
         """The records of all bodies with their ids, a row group at a time."""
-        pq = arrow().parquet
+        pq = cols.arrow().parquet
         with told(self.path), pq.ParquetFile(self.path) as file:
             for group in range(file.num_row_groups):
                 yield from self._records(file.read_row_group(group, columns=_RECORD, use_threads=False))

@@ -10,18 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rlenv.errors import UsageError
-from rlenv.runs.columns import (
-    arrow,
-    completed,
-    flattened,
-    in_order,
-    late_schema,
-    list_schema,
-    row_schema,
-    rows_table,
-    said_last,
-    whole_schema,
-)
+from rlenv.runs import columns as cols
 from rlenv.runs.files import Body
 from rlenv.runs.journal import Lines, path_of, put_back, read_body, segments
 from rlenv.runs.parts import Sealed, packed_in, part_of, read_part, schema_of
@@ -125,7 +114,7 @@ class RunReader:
         """A sealed part in the place of its journal; false where it is gone."""
         if segment in known:
             return True
-        schema = row_schema(is_nested=False) if kind == "episodes" else late_schema()
+        schema = cols.row_schema(is_nested=False) if kind == "episodes" else cols.late_schema()
         path = part_of(self.run, kind, segment)
         try:
             # Threads cost more than they bring for the parts of a few hundred rows that writers make.
@@ -168,16 +157,16 @@ class RunReader:
         Beside them stand `fate`, `why`, `advantage` and `staleness`, null where nothing is known.
         """
         if self._table is None:
-            pa = arrow()
-            schema = row_schema(is_nested=False)
+            pa = cols.arrow()
+            schema = cols.row_schema(is_nested=False)
             live = [row for segment in self._open.values() for row in segment.rows]
             for part, held in self._parts.items():
                 if held.schema.names != schema.names:  # a plug-in was imported since it was read
                     self._parts[part] = self._part(part, schema)
-            tables = [*self._parts.values(), rows_table(live, schema)]
-            facts = {segment: rows_table(one.rows, late_schema()) for segment, one in self._late_open.items()}
+            tables = [*self._parts.values(), cols.rows_table(live, schema)]
+            facts = {segment: cols.rows_table(one.rows, cols.late_schema()) for segment, one in self._late_open.items()}
             counted = self._counted(pa.concat_tables(tables))
-            self._table = completed(counted, in_order(facts | self._late_parts))
+            self._table = cols.completed(counted, cols.in_order(facts | self._late_parts))
         return self._table
 
     def _counted(self, table: pa.Table) -> pa.Table:
@@ -245,7 +234,7 @@ class RunReader:
     def _said_last(self, column: str) -> dict[str, Any]:
         if column not in self._last:
             live = {segment: one.rows for segment, one in self._late_open.items()}
-            self._last[column] = said_last(self._late_parts, live, column)
+            self._last[column] = cols.said_last(self._late_parts, live, column)
         return self._last[column]
 
     def nested(self, column: str, ids: Sequence[str] | None = None) -> pa.Table:
@@ -256,11 +245,11 @@ class RunReader:
         """
         import pyarrow.compute as pc
 
-        pa = arrow()
+        pa = cols.arrow()
         whole = pa.concat_tables(self._lists(column, None if ids is None else self._held_in(ids), ()))
         asked = self.table["id"].combine_chunks() if ids is None else pa.array(list(ids), pa.string())
         whole = self._with_late(whole.filter(pc.is_in(whole["id"], value_set=asked)), column)
-        found = flattened(whole, column)
+        found = cols.flattened(whole, column)
         return found.set_column(0, "id", whole["id"].take(found["row"]))
 
     def entries(self, column: str, fields: Sequence[str] = ()) -> pa.Table:
@@ -268,13 +257,13 @@ class RunReader:
 
         Of `fields`, where given, these alone, texts as numbers of words.
         """
-        pa = arrow()
+        pa = cols.arrow()
         whole = pa.concat_tables(self._lists(column, None, fields))
         if len(whole) != len(self.table):  # of attempts that do not count
             import pyarrow.compute as pc
 
             whole = whole.filter(pc.is_in(whole["id"], value_set=self.table["id"].combine_chunks()))
-        return flattened(self._with_late(whole, column), column)
+        return cols.flattened(self._with_late(whole, column), column)
 
     def _held_in(self, ids: Collection[str]) -> set[str]:
         """The parts and open segments that hold some episodes: an id names its segment."""
@@ -283,22 +272,22 @@ class RunReader:
 
     def _lists(self, column: str, asked: Collection[str] | None, fields: Sequence[str]) -> list[pa.Table]:
         """Ids and lists of `column`, in the order of `table`; of some parts and segments, where `asked`."""
-        schema = list_schema(column, tuple(fields))
+        schema = cols.list_schema(column, tuple(fields))
         parts = [one for one in self._parts if asked is None or one in asked]
         live = [one for segment, one in self._open.items() if asked is None or segment in asked]
         tables = [self._part(part, schema) for part in parts]
         bare = [table.replace_schema_metadata() for table in tables]
-        return [*bare, rows_table([row for one in live for row in one.rows], schema)]
+        return [*bare, cols.rows_table([row for one in live for row in one.rows], schema)]
 
     def _with_late(self, whole: pa.Table, column: str) -> pa.Table:
         """Lists of terms with those that came later in their place."""
         if column != "terms" or not (said := self._said_last("terms")):
             return whole
-        pa = arrow()
+        pa = cols.arrow()
         ids = whole["id"].to_pylist()
         own = [(place, id) for place, id in enumerate(ids) if id in said]
         behind = {place: len(ids) + at for at, (place, _) in enumerate(own)}
-        others = rows_table([{"id": id, column: said[id]} for _, id in own], whole.schema)
+        others = cols.rows_table([{"id": id, column: said[id]} for _, id in own], whole.schema)
         order = pa.array([behind.get(place, place) for place in range(len(ids))], pa.int64())
         return pa.concat_tables([whole, others]).take(order)
 
@@ -324,7 +313,7 @@ class RunReader:
         """Columns of the rows of a part as they were when it was taken, wherever they are now; all without a schema."""
 
         def read(path: Path) -> pa.Table:
-            return read_part(path, schema or whole_schema(row_schema(), [schema_of(path)]))
+            return read_part(path, schema or cols.whole_schema(cols.row_schema(), [schema_of(path)]))
 
         try:
             return read(part_of(self.run, "episodes", part))
@@ -337,7 +326,7 @@ class RunReader:
         for part in self._listed("episodes"):
             if segment not in self._moved and part.startswith("P-") and part not in self._parts:
                 path = part_of(self.run, "episodes", part)
-                held = packed_in(read_part(path, arrow().schema([row_schema().field("id")])), path)
+                held = packed_in(read_part(path, cols.arrow().schema([cols.row_schema().field("id")])), path)
                 self._moved |= {inside: (part, row, body) for inside, row, body in held}
         if segment not in self._moved:
             raise UsageError(f"{part_of(self.run, 'episodes', segment)} is not there", hint="its rows are lost")

@@ -19,32 +19,24 @@ _TEXT: Final = (
 @cache
 def small_tokenizer() -> Any:
     """A byte-level `tokenizers.Tokenizer` of 606 ids with Qwen's control tokens, trained on the spot; one a process."""
-    from tokenizers import (  # type: ignore[import-untyped]
-        AddedToken,
-        Regex,
-        Tokenizer,
-        decoders,
-        models,
-        pre_tokenizers,
-        trainers,
-    )
+    import tokenizers  # type: ignore[import-untyped]
 
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(_SPLIT), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            tokenizers.pre_tokenizers.Split(tokenizers.Regex(_SPLIT), "isolated"),
+            tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=600,
         special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator([_TEXT] * 40, trainer)
-    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in _ADDED])
+    tokenizer.add_tokens([tokenizers.AddedToken(token, special=False, normalized=False) for token in _ADDED])
     return tokenizer
 
 

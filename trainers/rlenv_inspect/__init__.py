@@ -13,18 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeVar
 
 from inspect_ai import Task, task
+from inspect_ai import model as models
 from inspect_ai.dataset import MemoryDataset, Sample
-from inspect_ai.model import (
-    ChatMessage,
-    ChatMessageAssistant,
-    ChatMessageSystem,
-    ChatMessageTool,
-    ChatMessageUser,
-    Content,
-    ContentImage,
-    ContentText,
-    get_model,
-)
 from inspect_ai.scorer import Score, Scorer, Target, mean, scorer, stderr
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.tool import ToolCall, ToolInfo, ToolParams
@@ -146,7 +136,7 @@ class _Policy:
 
     def __init__(self, state: TaskState | None, tools: Sequence[ToolInfo] = ()) -> None:
         self._state, self._tools = state, [*tools]
-        self._said: dict[int, tuple[Message, ChatMessageAssistant]] = {}
+        self._said: dict[int, tuple[Message, models.ChatMessageAssistant]] = {}
 
     def start(self, context: PolicyContext) -> _Policy:
         return _Policy(self._state, [_tool(schema["function"]) for schema in context.tools])
@@ -156,14 +146,14 @@ class _Policy:
 
     async def act(self, messages: Sequence[Message]) -> Sampled:
         """The model's next message; what Inspect's models need of their own earlier ones is given back as it was."""
-        shown: list[ChatMessage] = []
+        shown: list[models.ChatMessage] = []
         for index, message in enumerate(messages):
             kept = self._said.get(index)
             shown.append(kept[1] if kept is not None and kept[0] == message else _to_inspect(message))
         state = self._state
         if state is not None:
             state.messages = shown
-        output = await get_model().generate(shown, tools=self._tools)
+        output = await models.get_model().generate(shown, tools=self._tools)
         if state is not None:
             state.output, state.messages = output, [*shown, output.message]
         said = _to_rlenv(output.message)
@@ -171,7 +161,7 @@ class _Policy:
         return Sampled(said, "length" if output.stop_reason in _CUT else str(output.stop_reason))
 
 
-def _to_rlenv(message: ChatMessageAssistant) -> Message:
+def _to_rlenv(message: models.ChatMessageAssistant) -> Message:
     calls = tuple(
         MalformedCall("", call.parse_error, name=call.function, id=call.id)
         if call.parse_error
@@ -181,26 +171,26 @@ def _to_rlenv(message: ChatMessageAssistant) -> Message:
     return Message("assistant", message.text, calls)
 
 
-def _to_inspect(message: Message) -> ChatMessage:
+def _to_inspect(message: Message) -> models.ChatMessage:
     if message.role == "system":
-        return ChatMessageSystem(content=message.content)
+        return models.ChatMessageSystem(content=message.content)
     if message.role == "assistant":
         calls = [
             ToolCall(call.id or "", call.name or "", dict(call.arguments) if isinstance(call, rlenv.ToolCall) else {})
             for call in message.tool_calls
         ]
-        return ChatMessageAssistant(content=message.content, tool_calls=calls or None)
-    content: str | list[Content] = message.content
+        return models.ChatMessageAssistant(content=message.content, tool_calls=calls or None)
+    content: str | list[models.Content] = message.content
     if message.images:
         shown = [{"type": "image", "image": f"data:{one.mime};base64,{one.base64}"} for one in message.images]
-        made: dict[str, Callable[[dict[str, Any]], Content]] = {
-            "image": lambda part: ContentImage(image=part["image"]),
-            "text": lambda part: ContentText(text=part["text"]),
+        made: dict[str, Callable[[dict[str, Any]], models.Content]] = {
+            "image": lambda part: models.ContentImage(image=part["image"]),
+            "text": lambda part: models.ContentText(text=part["text"]),
         }
         content = [made[part["type"]](part) for part in message.parts(shown)]
     if message.role == "tool":
-        return ChatMessageTool(content=content, tool_call_id=message.tool_call_id, function=message.name)
-    return ChatMessageUser(content=content)
+        return models.ChatMessageTool(content=content, tool_call_id=message.tool_call_id, function=message.name)
+    return models.ChatMessageUser(content=content)
 
 
 def _tool(function: Mapping[str, Any]) -> ToolInfo:

@@ -12,18 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlenv.checks.editor.shape import (
-    Name,
-    Shape,
-    SpecNames,
-    choices,
-    description_of,
-    fields,
-    in_template,
-    kind_group,
-    shapes_at,
-    type_of,
-)
+from rlenv.checks.editor import shape as known
 from rlenv.checks.editor.tree import Cursor, CursorReadings, LineIndex, find_cursor, read_tree
 from rlenv.errors import SpecError
 from rlenv.language.document import read_source
@@ -65,7 +54,7 @@ def complete(text: str, line: int, column: int, *, path: str | os.PathLike[str])
     lines = LineIndex(text)
     found = find_cursor(text, lines.offset(line, column))
     data = content(text, found.data, path=path)
-    names = SpecNames(data, Path(path).parent)
+    names = known.SpecNames(data, Path(path).parent)
     items: dict[str, Item] = {}
     for cursor in found.cursors:
         for item in _items(cursor, found, data, names):
@@ -94,30 +83,30 @@ def _merged(below: Any, above: Any) -> Any:
     return {**below, **both}
 
 
-def _items(cursor: Cursor, found: CursorReadings, data: Mapping[str, Any], names: SpecNames) -> Iterator[Item]:
-    shapes = shapes_at(data, cursor.path)
+def _items(cursor: Cursor, found: CursorReadings, data: Mapping[str, Any], names: known.SpecNames) -> Iterator[Item]:
+    shapes = known.shapes_at(data, cursor.path)
     if cursor.is_key:
         colon = "" if found.has_colon else ": "
         taken = _at(found.data, cursor.path)
-        keys = [*fields(shapes).items()]
+        keys = [*known.fields(shapes).items()]
         for key, (shape, is_required) in sorted(keys, key=lambda item: not item[1][1]):
             if not (isinstance(taken, Mapping) and key in taken):
                 yield Item(key, "key", _entry_detail(shape, is_required), _doc(shape), f"{key}{colon}")
         for name in names.keys(cursor.path):
             yield Item(name.label, "name", name.detail, name.doc, f"{name.label}{colon}")
         return
-    expression = in_template(cursor.before)
+    expression = known.in_template(cursor.before)
     if expression is not None:
         yield from map(_named, names.expression(cursor.path, expression))
         return
     yield from map(_named, names.values(cursor.path))
     if not cursor.before.strip():
-        for value in choices(shapes):
+        for value in known.choices(shapes):
             text = json.dumps(value) if not isinstance(value, str) else value
             yield Item(text, "value", insert=text)
 
 
-def _named(name: Name) -> Item:
+def _named(name: known.Name) -> Item:
     return Item(name.label, "name", name.detail, name.doc, name.insert or name.label)
 
 
@@ -132,8 +121,8 @@ def _at(data: Any, path: tuple[str | int, ...]) -> Any:
     return data
 
 
-def _entry_detail(shape: Shape, is_required: bool) -> str:
-    words = [type_of(shape)]
+def _entry_detail(shape: known.Shape, is_required: bool) -> str:
+    words = [known.type_of(shape)]
     if is_required:
         words.append("required")
     elif (default := default_of(shape)) is not None:
@@ -141,7 +130,7 @@ def _entry_detail(shape: Shape, is_required: bool) -> str:
     return ", ".join(word for word in words if word)
 
 
-def default_of(shape: Shape) -> str | None:
+def default_of(shape: known.Shape) -> str | None:
     """A key's default as a spec would write it, None where it is nothing that is worth a word."""
     default = shape.get("default")
     if default is None or default == "" or isinstance(default, (list, dict)):
@@ -149,7 +138,7 @@ def default_of(shape: Shape) -> str | None:
     return default if isinstance(default, str) else json.dumps(default, ensure_ascii=False)
 
 
-def _doc(shape: Shape) -> str:
+def _doc(shape: known.Shape) -> str:
     text: str = shape.get("description", "")
     return text
 
@@ -222,11 +211,11 @@ def _nodes(node: Node, path: Path_) -> Iterator[tuple[Path_, Node, bool]]:
 def _key(at: Path_, tree: Node, text: str, path: str | os.PathLike[str]) -> str:
     data = content(text, tree.plain(), path=path)
     name = str(at[-1])
-    found = fields(shapes_at(data, at[:-1])).get(name)
+    found = known.fields(known.shapes_at(data, at[:-1])).get(name)
     if found is None:
         return _entry(at, data)
     shape, is_required = found
-    words = [f"**{name}**", type_of(shape)]
+    words = [f"**{name}**", known.type_of(shape)]
     if is_required:
         words.append("required")
     elif (default := default_of(shape)) is not None:
@@ -242,13 +231,13 @@ def _entry(at: Path_, data: Mapping[str, Any]) -> str:
     if not isinstance(kind, str):
         return ""
     rule = entry.get("rule") if isinstance(entry, Mapping) and kind == "rule" else None
-    said = description_of("rules", rule) if isinstance(rule, str) else description_of(str(at[0]), kind)
+    said = known.description_of("rules", rule) if isinstance(rule, str) else known.description_of(str(at[0]), kind)
     return "\n\n".join(part for part in (f"**{at[1]}** · {kind}{f' {rule}' if rule else ''}", said) if part)
 
 
 def _value(at: Path_, value: Any) -> str:
-    group = kind_group(at)
-    said = description_of(group, value) if group is not None and isinstance(value, str) else ""
+    group = known.kind_group(at)
+    said = known.description_of(group, value) if group is not None and isinstance(value, str) else ""
     return f"**{value}**\n\n{said}" if said else ""
 
 

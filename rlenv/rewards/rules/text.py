@@ -13,34 +13,10 @@ from rlenv._base.schemas import BoundedValidator
 from rlenv.errors import RewardError, UsageError, told_as, under
 from rlenv.language.kinds import Kind
 from rlenv.language.spec import Bool, Float, Int, Text
+from rlenv.rewards import normalise as forms
+from rlenv.rewards import rule as rules
 from rlenv.rewards.answer import compile_pattern
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
-from rlenv.rewards.normalise import (
-    MAX_JSON,
-    NORMALISERS,
-    DuplicateKey,
-    Normalisation,
-    holds,
-    loads,
-    number,
-    numbers,
-    qa,
-    same_json,
-    token_f1,
-)
-from rlenv.rewards.rule import (
-    NO_ANSWER,
-    Reads,
-    RuleSpec,
-    check_range,
-    compile_accepted,
-    compile_for_context,
-    gold_text,
-    read,
-    scored,
-    where_answer,
-    where_of,
-)
 from rlenv.trajectory import Where
 
 _measured = quick(Measured)
@@ -61,7 +37,7 @@ def check_qa(accepted: Callable[[RewardContext], tuple[Any, ...]]) -> Callable[[
 
     def check(context: RewardContext) -> None:
         for value in accepted(context):
-            if not qa(gold_text(value)):
+            if not forms.qa(rules.gold_text(value)):
                 raise RewardError(
                     f"of the gold value {value!r:.80} nothing is left after `qa` normalisation, so that 'the' and an "
                     "empty answer earn it"
@@ -70,17 +46,17 @@ def check_qa(accepted: Callable[[RewardContext], tuple[Any, ...]]) -> Callable[[
     return check
 
 
-class ExactMatchSpec(RuleSpec):
+class ExactMatchSpec(rules.RuleSpec):
     """1 if the answer is one of the accepted texts, 0 otherwise."""
 
     rule: Literal["exact_match"]
     expect: Expected = "{{ task.answer }}"
     """The accepted text, or several; a template may give a list."""
-    normalise: Normalisation = "none"
+    normalise: forms.Normalisation = "none"
     """`none`: white space around the text is dropped; `case`: case is folded too; `qa`: as SQuAD does."""
 
 
-class F1Spec(RuleSpec):
+class F1Spec(rules.RuleSpec):
     """The token F1 of the answer with the accepted text that it is nearest to, in [0, 1], after `qa` normalisation."""
 
     rule: Literal["f1"]
@@ -88,7 +64,7 @@ class F1Spec(RuleSpec):
     """The accepted text, or several; a template may give a list."""
 
 
-class ContainsSpec(RuleSpec):
+class ContainsSpec(rules.RuleSpec):
     """1 if the answer contains an accepted text, 0 otherwise."""
 
     rule: Literal["contains"]
@@ -96,13 +72,13 @@ class ContainsSpec(RuleSpec):
     """The text to look for, or several; a template may give a list."""
     mode: Literal["any", "all"] = "any"
     """`any`: one of the texts is enough; `all`: each has to stand there."""
-    normalise: Normalisation = "none"
+    normalise: forms.Normalisation = "none"
     """Applied to both sides: `none`, `case` or `qa`."""
-    of: Reads = "answer"
+    of: rules.Reads = "answer"
     """Look in the `answer`, or in the whole last `message` outside thinking and calls."""
 
 
-class RegexSpec(RuleSpec):
+class RegexSpec(rules.RuleSpec):
     """1 if a regular expression matches somewhere, 0 otherwise."""
 
     rule: Literal["regex"]
@@ -110,17 +86,17 @@ class RegexSpec(RuleSpec):
     """A regular expression in the language of RE2; the dot matches line ends too."""
     full: Bool = False
     """Match all of the text instead of some part of it."""
-    of: Reads = "answer"
+    of: rules.Reads = "answer"
     """Match the `answer`, or the whole last `message` outside thinking and calls."""
 
 
-class AnsweredSpec(RuleSpec):
+class AnsweredSpec(rules.RuleSpec):
     """1 if the policy's last message gave an answer in the form that `answer:` asks for, 0 otherwise."""
 
     rule: Literal["answered"]
 
 
-class LengthSpec(RuleSpec):
+class LengthSpec(rules.RuleSpec):
     """1 if a text's length is within bounds, 0 otherwise; a missing answer has no length and is skipped."""
 
     rule: Literal["length"]
@@ -135,52 +111,52 @@ class LengthSpec(RuleSpec):
 
 
 def _exact_match(name: str, spec: ExactMatchSpec, context: TermCompileContext) -> Term:
-    accepted = compile_accepted(spec.expect)
-    normalise = NORMALISERS[spec.normalise]
+    accepted = rules.compile_accepted(spec.expect)
+    normalise = forms.NORMALISERS[spec.normalise]
 
     def measure(context: RewardContext) -> Measured:
         golds = accepted(context)
 
         def equals(answer: str) -> Measured:
             mine = normalise(answer)
-            return _measured(float(mine in [normalise(gold_text(gold)) for gold in golds]), answer)
+            return _measured(float(mine in [normalise(rules.gold_text(gold)) for gold in golds]), answer)
 
-        return scored(context.answer, equals, most=MAX_CHARS, that=_THAT)
+        return rules.scored(context.answer, equals, most=MAX_CHARS, that=_THAT)
 
     check = check_qa(accepted) if spec.normalise == "qa" else None
-    return Term(name=name, spec=spec, measure=measure, check_gold=check, where=where_answer)
+    return Term(name=name, spec=spec, measure=measure, check_gold=check, where=rules.where_answer)
 
 
 def _f1(name: str, spec: F1Spec, context: TermCompileContext) -> Term:
-    accepted = compile_accepted(spec.expect)
+    accepted = rules.compile_accepted(spec.expect)
 
     def measure(context: RewardContext) -> Measured:
         golds = accepted(context)
 
         def overlaps(answer: str) -> Measured:
-            return Measured(max(token_f1(answer, gold_text(gold)) for gold in golds), answer)
+            return Measured(max(forms.token_f1(answer, rules.gold_text(gold)) for gold in golds), answer)
 
-        return scored(context.answer, overlaps, most=MAX_CHARS, that=_THAT)
+        return rules.scored(context.answer, overlaps, most=MAX_CHARS, that=_THAT)
 
-    return Term(name=name, spec=spec, measure=measure, check_gold=check_qa(accepted), where=where_answer)
+    return Term(name=name, spec=spec, measure=measure, check_gold=check_qa(accepted), where=rules.where_answer)
 
 
 def _contains(name: str, spec: ContainsSpec, context: TermCompileContext) -> Term:
-    accepted = compile_accepted(spec.expect)
-    normalise = NORMALISERS[spec.normalise]
+    accepted = rules.compile_accepted(spec.expect)
+    normalise = forms.NORMALISERS[spec.normalise]
 
     def measure(context: RewardContext) -> Measured:
-        golds = [normalise(gold_text(gold)) for gold in accepted(context)]
+        golds = [normalise(rules.gold_text(gold)) for gold in accepted(context)]
         if "" in golds:
             raise RewardError("expect: a text to look for is empty after normalisation; every answer contains it")
-        text = read(context, spec.of)
+        text = rules.read(context, spec.of)
         if text is None:
-            return NO_ANSWER
+            return rules.NO_ANSWER
         mine = normalise(text[-MAX_CHARS:])
         found = [gold in mine for gold in golds]
         return Measured(float(any(found) if spec.mode == "any" else all(found)), text)
 
-    return Term(name=name, spec=spec, measure=measure, where=where_of(spec.of))
+    return Term(name=name, spec=spec, measure=measure, where=rules.where_of(spec.of))
 
 
 def _regex(name: str, spec: RegexSpec, context: TermCompileContext) -> Term:
@@ -189,9 +165,9 @@ def _regex(name: str, spec: RegexSpec, context: TermCompileContext) -> Term:
     search = pattern.fullmatch if spec.full else pattern.search
 
     def measure(context: RewardContext) -> Measured:
-        text = read(context, spec.of)
+        text = rules.read(context, spec.of)
         if text is None:
-            return NO_ANSWER
+            return rules.NO_ANSWER
         if spec.full and len(text) > pattern.sees:
             return Measured(0.0, f"longer than the {pattern.sees} characters that this pattern may see")
         match = search(text)
@@ -201,10 +177,10 @@ def _regex(name: str, spec: RegexSpec, context: TermCompileContext) -> Term:
         found = match[0] or ""
         return Measured(1.0, found, where=_matched(context, spec.of, text, begin + match.start(), found))
 
-    return Term(name=name, spec=spec, measure=measure, where=where_of(spec.of))
+    return Term(name=name, spec=spec, measure=measure, where=rules.where_of(spec.of))
 
 
-def _matched(context: RewardContext, reads: Reads, text: str, start: int, found: str) -> Where:
+def _matched(context: RewardContext, reads: rules.Reads, text: str, start: int, found: str) -> Where:
     """The place of a match, in the answer or the last message; () where that is not known."""
     if not text.startswith(found, start):  # half a surrogate pair in front of it, which the pattern does not see
         return ()
@@ -221,19 +197,19 @@ def _matched(context: RewardContext, reads: Reads, text: str, start: int, found:
 def _answered(name: str, spec: AnsweredSpec, context: TermCompileContext) -> Term:
     def measure(context: RewardContext) -> Measured:
         # An empty tag is an answer to compare, yet it states nothing and earns nothing for its form.
-        return Measured(1.0, context.answer) if context.answer else NO_ANSWER
+        return Measured(1.0, context.answer) if context.answer else rules.NO_ANSWER
 
-    return Term(name=name, spec=spec, measure=measure, where=where_answer)
+    return Term(name=name, spec=spec, measure=measure, where=rules.where_answer)
 
 
 def _length(name: str, spec: LengthSpec, context: TermCompileContext) -> Term:
-    check_range(spec.min, spec.max, keys="min, max")
+    rules.check_range(spec.min, spec.max, keys="min, max")
 
     def measure(context: RewardContext) -> Measured:
         if spec.of == "episode":
             texts = [turn.action for turn in context.turns]
         else:
-            text = read(context, spec.of)
+            text = rules.read(context, spec.of)
             if text is None:
                 return Measured(None, "no answer")
             texts = [text]
@@ -241,18 +217,18 @@ def _length(name: str, spec: LengthSpec, context: TermCompileContext) -> Term:
         fits = (spec.min is None or found >= spec.min) and (spec.max is None or found <= spec.max)
         return Measured(float(fits), f"{found} {spec.unit}", {spec.unit: found})
 
-    return Term(name=name, spec=spec, measure=measure, where=None if spec.of == "episode" else where_of(spec.of))
+    return Term(name=name, spec=spec, measure=measure, where=None if spec.of == "episode" else rules.where_of(spec.of))
 
 
 EXACT_MATCH = Kind(ExactMatchSpec, _exact_match, values=(0, 1), gold="expect", reads_answer=True, several=True)
-F1 = Kind(F1Spec, _f1, values=(0, 1), gold="expect", reads_answer=True, several=True, normalise=qa)
+F1 = Kind(F1Spec, _f1, values=(0, 1), gold="expect", reads_answer=True, several=True, normalise=forms.qa)
 CONTAINS = Kind(ContainsSpec, _contains, values=(0, 1), gold="expect", reads_answer=True, several=True)
 REGEX = Kind(RegexSpec, _regex, values=(0, 1), reads_answer=True)
 ANSWERED = Kind(AnsweredSpec, _answered, values=(0, 1), reads_answer=True, form="all")
 LENGTH = Kind(LengthSpec, _length, values=(0, 1), form="all")
 
 
-class NumericMatchSpec(RuleSpec):
+class NumericMatchSpec(rules.RuleSpec):
     """1 if the answer writes an accepted number, 0 otherwise.
 
     The answer must be one number: thousands commas and a currency or percent sign are read, words are not.
@@ -280,7 +256,7 @@ def is_near(mine: Decimal, gold: Decimal, *, tolerance: Decimal, relative: Decim
 
 
 def _numeric_match(name: str, spec: NumericMatchSpec, context: TermCompileContext) -> Term:
-    accepted = compile_accepted(spec.expect)
+    accepted = rules.compile_accepted(spec.expect)
     tolerance = Decimal(repr(spec.tolerance))
     relative = Decimal(repr(spec.relative_tolerance))
 
@@ -289,7 +265,7 @@ def _numeric_match(name: str, spec: NumericMatchSpec, context: TermCompileContex
         answer = context.answer
         if answer is None:
             return Measured(0.0, "no answer")
-        mine = number(answer)
+        mine = forms.number(answer)
         if mine is None:
             return Measured(0.0, answer)
         for gold in golds:
@@ -297,11 +273,11 @@ def _numeric_match(name: str, spec: NumericMatchSpec, context: TermCompileContex
                 return Measured(1.0, answer)
         return Measured(0.0, answer)
 
-    return Term(name=name, spec=spec, measure=measure, where=where_answer)
+    return Term(name=name, spec=spec, measure=measure, where=rules.where_answer)
 
 
 def _golds(value: Any) -> tuple[Decimal, ...]:
-    found = numbers(value)
+    found = forms.numbers(value)
     if not found:
         raise RewardError(f"expect: the gold value {value!r:.80} is not a number")
     return found
@@ -314,17 +290,17 @@ _SAID_CHARS = 4_096
 _THAT_JSON = "that are read as JSON"
 
 
-class JsonSchemaSpec(RuleSpec):
+class JsonSchemaSpec(rules.RuleSpec):
     """1 if the answer is JSON that fits a JSON Schema, 0 otherwise."""
 
     rule: Literal["json_schema"]
     schema_: Annotated[Mapping[str, Any], Field(alias="schema")]
     """The JSON Schema."""
-    of: Reads = "answer"
+    of: rules.Reads = "answer"
     """Read the `answer`, or the whole last `message` outside thinking and calls."""
 
 
-class JsonMatchSpec(RuleSpec):
+class JsonMatchSpec(rules.RuleSpec):
     """1 if the answer is JSON equal to the expected value, 0 otherwise.
 
     The order of keys and the way a number is written do not count (1 is 1.0); the order of a list does.
@@ -335,7 +311,7 @@ class JsonMatchSpec(RuleSpec):
     """The expected value; strings in it are templates. Where the whole is one text, the text may be JSON itself."""
     mode: Literal["equal", "subset"] = "equal"
     """`subset`: objects of the answer may have keys that the expected ones lack."""
-    of: Reads = "answer"
+    of: rules.Reads = "answer"
     """Read the `answer`, or the whole last `message` outside thinking and calls."""
 
 
@@ -345,7 +321,7 @@ def _json_schema(name: str, spec: JsonSchemaSpec, context: TermCompileContext) -
 
     def fits(text: str) -> Measured:
         try:
-            value = loads(text)
+            value = forms.loads(text)
             if validator.is_valid(value):
                 return Measured(1.0, text)
             # What is wrong is said for a short text: the message holds all of it.
@@ -355,22 +331,22 @@ def _json_schema(name: str, spec: JsonSchemaSpec, context: TermCompileContext) -
         return Measured(0.0, text if fault is None else fault.message)
 
     def measure(context: RewardContext) -> Measured:
-        return scored(read(context, spec.of), fits, most=MAX_JSON, that=_THAT_JSON)
+        return rules.scored(rules.read(context, spec.of), fits, most=forms.MAX_JSON, that=_THAT_JSON)
 
-    return Term(name=name, spec=spec, measure=measure, where=where_of(spec.of))
+    return Term(name=name, spec=spec, measure=measure, where=rules.where_of(spec.of))
 
 
 def _json_match(name: str, spec: JsonMatchSpec, context: TermCompileContext) -> Term:
-    fill = compile_for_context(spec.expect, where="expect", names=frozenset(("task", "vars", "resources")))
-    compare = same_json if spec.mode == "equal" else holds
+    fill = rules.compile_for_context(spec.expect, where="expect", names=frozenset(("task", "vars", "resources")))
+    compare = forms.same_json if spec.mode == "equal" else forms.holds
 
     def measure(context: RewardContext) -> Measured:
         gold = fill(context)
         if isinstance(gold, str):
             # A plain text is a JSON string that needs no quotes in the data.
             try:
-                gold = loads(gold)
-            except DuplicateKey as error:
+                gold = forms.loads(gold)
+            except forms.DuplicateKey as error:
                 raise RewardError(f"expect: {error}") from error
             except ValueError:
                 pass
@@ -379,14 +355,14 @@ def _json_match(name: str, spec: JsonMatchSpec, context: TermCompileContext) -> 
 
         def matches(text: str) -> Measured:
             try:
-                mine = loads(text)
+                mine = forms.loads(text)
             except ValueError as error:
                 return Measured(0.0, f"not JSON: {error}")
             return Measured(float(compare(mine, gold)), text)
 
-        return scored(read(context, spec.of), matches, most=MAX_JSON, that=_THAT_JSON)
+        return rules.scored(rules.read(context, spec.of), matches, most=forms.MAX_JSON, that=_THAT_JSON)
 
-    return Term(name=name, spec=spec, measure=measure, where=where_of(spec.of))
+    return Term(name=name, spec=spec, measure=measure, where=rules.where_of(spec.of))
 
 
 JSON_SCHEMA = Kind(JsonSchemaSpec, _json_schema, values=(0, 1), reads_answer=True)

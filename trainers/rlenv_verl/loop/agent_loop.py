@@ -32,17 +32,8 @@ from rlenv_train.fate import CRASH, SAFE, STRAGGLER, Row, failed_outcome, failur
 from rlenv_train.keeping import KEEP_GB, STEP, Activity, Keeper, Watch, nothing_of
 from rlenv_train.samples import Play, SampleTask, Sibling, figures_of
 from rlenv_train.samples import stragglers as stragglers_of
+from rlenv_verl.loop import process as shared
 from rlenv_verl.loop import served_by_reward_model
-from rlenv_verl.loop.process import (
-    PROCESS,
-    STRAY,
-    ProcessState,
-    clean_length,
-    generation_fields,
-    outputs_of,
-    plain,
-    shown_of,
-)
 
 _MAX_MESSAGE_CHARS = 4_000
 
@@ -91,16 +82,16 @@ class RlenvAgentLoop(AgentLoopBase):
         reward_model: str | None = None,
         history: History = "grow",
         remote: str | None = None,
-        process: ProcessState = PROCESS,
+        process: shared.ProcessState = shared.PROCESS,
         **kwargs: Any,
     ) -> None:
         self._take_parts(process, *args, **kwargs)
         self.settings = settings = process.settings(self.config, self.data_config)
-        replaced = plain(spec_set)
+        replaced = shared.plain(spec_set)
         if reward_model is not None:
             replaced |= served_by_reward_model(self.config, endpoint=reward_model, ask=process.router)
         self.environment = process.environment(spec, replaced, remote)
-        kwargs = {**settings.template_kwargs, **plain(template_kwargs)}
+        kwargs = {**settings.template_kwargs, **shared.plain(template_kwargs)}
         tokenizer: Any = self.tokenizer
         self.encoder = process.encoder(
             tokenizer,
@@ -116,8 +107,8 @@ class RlenvAgentLoop(AgentLoopBase):
         self.keeper: Keeper | None = None
         if record_dir is not None:
             self.keeper = process.keeper(record_dir, keep_gb=keep_gb, writers=settings.workers)
-        self.policy = failure_policy(plain(failures))
-        self.stragglers = stragglers_of(None if stragglers is None else plain(stragglers))
+        self.policy = failure_policy(shared.plain(failures))
+        self.stragglers = stragglers_of(None if stragglers is None else shared.plain(stragglers))
         self.watch: Watch | None = None
         if watch_dir is not None:
             self.watch = process.watch(watch_dir)
@@ -125,7 +116,7 @@ class RlenvAgentLoop(AgentLoopBase):
                 self.environment.spec.name, tools=self.environment.executor, rewards=self.environment.parts.scorer
             )
 
-    def _take_parts(self, process: ProcessState, *args: Any, **parts: Any) -> None:
+    def _take_parts(self, process: shared.ProcessState, *args: Any, **parts: Any) -> None:
         """Sets the attributes that veRL's own constructor sets, made once for the same parts.
 
         Expected: a constructor that keeps its arguments. Actual (0.9.1): it also reads keys through OmegaConf and makes
@@ -210,7 +201,7 @@ class RlenvAgentLoop(AgentLoopBase):
             )
         name, is_kept = self.environment.spec.name, self.keeper is not None
         figures = figures_of(name, task, outcome, play, terms=terms, stops=stops, is_kept=is_kept)
-        outputs = outputs_of(
+        outputs = shared.outputs_of(
             outcome,
             play,
             figures,
@@ -228,7 +219,7 @@ class RlenvAgentLoop(AgentLoopBase):
         rows: list[Row] = []
         for row in tokens.rows:
             try:
-                shown = shown_of(row, images=self.encoder.images, tokenizer=self.tokenizer)
+                shown = shared.shown_of(row, images=self.encoder.images, tokenizer=self.tokenizer)
             except EpisodeError:
                 if not rows:
                     raise
@@ -314,12 +305,12 @@ class RlenvAgentLoop(AgentLoopBase):
                 # Cut by a change of weights, not by the policy: nothing may be learned from where it stopped.
                 episode.fail("aborted", "the rollout server aborted the generation")
                 return
-            clean = clean_length(answer.token_ids, images=self.encoder.images, tokenizer=self.tokenizer)
+            clean = shared.clean_length(answer.token_ids, images=self.encoder.images, tokenizer=self.tokenizer)
             if clean < len(answer.token_ids):
                 # Nobody can tell what image it would show, so that no id of it may go on. What stands before it is
                 # scored: a policy must not leave out its own sample by a word.
                 played.take(*self._up_to(clean, answer, is_first=not len(tokens)))
-                await played.truncate(STRAY)
+                await played.truncate(shared.STRAY)
                 return
             play.activity.waits_for(STEP)
             # veRL 0.9.1 says `completed` of a turn that the limit of tokens has cut too (vllm_async_server.py), so that
@@ -339,7 +330,7 @@ class RlenvAgentLoop(AgentLoopBase):
                 request_id=request,
                 prompt_ids=tokens.context_ids,
                 sampling_params=params,
-                **generation_fields(tokens.last.images, self.settings.processor_kwargs),
+                **shared.generation_fields(tokens.last.images, self.settings.processor_kwargs),
             )
         except asyncio.CancelledError:
             raise

@@ -12,20 +12,10 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from rlenv import preflight as before
 from rlenv.episodes.environment import Environment, load
 from rlenv.errors import MissingExtra, UsageError, told_as
 from rlenv.models import local_model
-from rlenv.preflight import (
-    CheckedSpec,
-    Finding,
-    LimitNames,
-    Plan,
-    PlayedSplit,
-    Preflight,
-    RunLimits,
-    known_model,
-    preflight,
-)
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.bound import bind, load_tokenizer
 from rlenv.tokens.encoder import History
@@ -33,15 +23,7 @@ from rlenv_train.specs import TrainedSpec, load_specs, read_override, spec_and_o
 from rlenv_verl.run import Run
 from rlenv_verl.run.model import lacking_of
 from rlenv_verl.run.prepare import preset_of
-from rlenv_verl.settings import UNMEASURED, compose, tokens_at, value_at, with_the_shell
-from rlenv_verl.settings.machine import (
-    device_memory,
-    machine_of,
-    packing_findings,
-    processor_findings,
-    tokens_a_pass,
-    vllm_findings,
-)
+from rlenv_verl.settings import UNMEASURED, compose, machine, tokens_at, value_at, with_the_shell
 from rlenv_verl.settings.presets import Preset, override
 
 SAMPLE = 256
@@ -51,7 +33,7 @@ CARD_GB = 80.0
 _PROMPT = "data.max_prompt_length="
 
 
-def check_before(run: Run, config: Mapping[str, Any], *, loops: Path, needs_weights: bool = False) -> Preflight:
+def check_before(run: Run, config: Mapping[str, Any], *, loops: Path, needs_weights: bool = False) -> before.Preflight:
     """The preflight of a prepared run; `config` is veRL's configuration as it resolved.
 
     Args:
@@ -67,11 +49,11 @@ def check_before(run: Run, config: Mapping[str, Any], *, loops: Path, needs_weig
         TrainedSpec(load(entry.source, set=dict(entry.set) or None), entry.source, entry.set, entry.weight)
         for entry in run.specs
     ]
-    splits = [PlayedSplit(run.validation_split, run.validation_tasks, is_trained=run.validation_only)]
+    splits = [before.PlayedSplit(run.validation_split, run.validation_tasks, is_trained=run.validation_only)]
     if not run.validation_only and run.validation_split == run.train_split:
         splits = []
     if not run.validation_only:
-        splits.insert(0, PlayedSplit(run.train_split))
+        splits.insert(0, before.PlayedSplit(run.train_split))
     is_elsewhere = run.ray_address is not None
     given = [item for item in run.overrides if item.startswith(_PROMPT)]
     report = preflight_of(
@@ -87,17 +69,19 @@ def check_before(run: Run, config: Mapping[str, Any], *, loops: Path, needs_weig
     return report if is_elsewhere else on_this_processor(report, config, run.environment)
 
 
-def on_this_processor(report: Preflight, config: Mapping[str, Any], environment: Mapping[str, str]) -> Preflight:
+def on_this_processor(
+    report: before.Preflight, config: Mapping[str, Any], environment: Mapping[str, str]
+) -> before.Preflight:
     """The report with what this machine's processor makes of the run; `environment` is laid over this process's own."""
-    found = [*packing_findings(config), *processor_findings(config, {**os.environ, **environment})]
+    found = [*machine.packing_findings(config), *machine.processor_findings(config, {**os.environ, **environment})]
     return dataclasses.replace(report, findings=(*report.findings, *found))
 
 
-def names_of(overrides: Sequence[str]) -> LimitNames:
+def names_of(overrides: Sequence[str]) -> before.LimitNames:
     """The keys that decide on lengths: an override of veRL's own wins over the preset's."""
     is_given = any(item.startswith(_PROMPT) for item in overrides)
     prompt = _PROMPT.removesuffix("=") if is_given else "run.max_prompt_length"
-    return LimitNames(prompt, "data.max_response_length", "run.turn_tokens")
+    return before.LimitNames(prompt, "data.max_response_length", "run.turn_tokens")
 
 
 def preflight_of(
@@ -105,15 +89,15 @@ def preflight_of(
     config: Mapping[str, Any],
     loops: Sequence[Mapping[str, Any]],
     *,
-    splits: Sequence[PlayedSplit],
+    splits: Sequence[before.PlayedSplit],
     name: str,
-    names: LimitNames,
+    names: before.LimitNames,
     sample: int = SAMPLE,
     device_bytes: int | None = None,
     is_elsewhere: bool = False,
     is_required: bool = True,
     needs_weights: bool = False,
-) -> Preflight:
+) -> before.Preflight:
     """The report on `specs` under a configuration of veRL.
 
     Args:
@@ -129,7 +113,7 @@ def preflight_of(
     """
     model = value_at(config, "actor_rollout_ref.model") or {}
     place = str(model.get("tokenizer_path") or model.get("path"))
-    engine = () if is_elsewhere else tuple(vllm_findings(config))
+    engine = () if is_elsewhere else tuple(machine.vllm_findings(config))
     folder = Path(str(model.get("path")))
     if is_to_be_made(place):
         why = f"the policy {place} does not exist yet, so that lengths, exactness and memory are not known"
@@ -138,49 +122,49 @@ def preflight_of(
                 f"; data.max_prompt_length stands as {UNMEASURED}, with which veRL does not start, and is measured once"
                 " the policy is there (or set run.max_prompt_length=N)"
             )
-        return Preflight(name, findings=(*engine, Finding("unknown", why)))
+        return before.Preflight(name, findings=(*engine, before.Finding("unknown", why)))
     plan = _plan(name, names, config, folder, device_bytes, sample, is_elsewhere=is_elsewhere)
-    if not is_required and known_model(plan.model_name) is not None and not is_at_hand(place):
+    if not is_required and before.known_model(plan.model_name) is not None and not is_at_hand(place):
         # Enough is known of it for its memory.
         without = f"the tokenizer of {place} is not at hand, so that lengths and exactness were not looked at"
-        report = preflight([], plan)
-        return dataclasses.replace(report, findings=(*engine, Finding("unknown", without), *report.findings))
+        report = before.preflight([], plan)
+        return dataclasses.replace(report, findings=(*engine, before.Finding("unknown", without), *report.findings))
     lacking, can_go_on = lacking_of(specs, config, loops, needs_weights=needs_weights)
     if not can_go_on:  # nothing can be measured
-        return Preflight(name, findings=(*engine, *lacking))
+        return before.Preflight(name, findings=(*engine, *lacking))
     tokenizer = _tokenizer(place)
     subjects = [
         _subject(spec, tokenizer, config, loop, splits=tuple(splits)) for spec, loop in zip(specs, loops, strict=True)
     ]
-    report = preflight(subjects, plan)
+    report = before.preflight(subjects, plan)
     return dataclasses.replace(report, findings=(*engine, *lacking, *report.findings))
 
 
 def _plan(
     name: str,
-    names: LimitNames,
+    names: before.LimitNames,
     config: Mapping[str, Any],
     folder: Path,
     device_bytes: int | None,
     sample: int,
     *,
     is_elsewhere: bool,
-) -> Plan:
+) -> before.Plan:
     """The plan of the run, and the memory that it runs on; `preflight_of` says what the arguments mean."""
     is_on_cpu = str(value_at(config, "trainer.device")) == "cpu"
     is_assumed = False
     if device_bytes is None and not is_elsewhere:
-        device_bytes = device_memory("cpu" if is_on_cpu else "cuda")
+        device_bytes = machine.device_memory("cpu" if is_on_cpu else "cuda")
     if device_bytes is None and not is_on_cpu:
         device_bytes, is_assumed = int(CARD_GB * 1e9), True
     batch, group = value_at(config, "data.train_batch_size"), value_at(config, "actor_rollout_ref.rollout.n")
-    return Plan(
+    return before.Plan(
         name,
         folder if folder.is_dir() else None,
         names,
         int(batch or 0) * int(group or 0),
-        tokens_a_pass(config),
-        dataclasses.replace(machine_of(config, device_bytes), is_assumed=is_assumed),
+        machine.tokens_a_pass(config),
+        dataclasses.replace(machine.machine_of(config, device_bytes), is_assumed=is_assumed),
         value_at(config, "actor_rollout_ref.rollout.max_model_len"),
         sample,
         must_open=not is_elsewhere,
@@ -275,8 +259,8 @@ def _subject(
     config: Mapping[str, Any],
     loop: Mapping[str, Any],
     *,
-    splits: tuple[PlayedSplit, ...],
-) -> CheckedSpec:
+    splits: tuple[before.PlayedSplit, ...],
+) -> before.CheckedSpec:
     environment = spec.environment
     template = value_at(config, "actor_rollout_ref.model.custom_chat_template")
     kwargs = {**(value_at(config, "data.apply_chat_template_kwargs") or {}), **(loop.get("template_kwargs") or {})}
@@ -291,12 +275,12 @@ def _subject(
             made[chosen] = bind(tokenizer, environment, template_kwargs=kwargs, history=chosen, **options)
         return made[chosen]
 
-    limits = RunLimits(
+    limits = before.RunLimits(
         tokens_at(config, "data.max_prompt_length"),
         tokens_at(config, "data.max_response_length"),
         tokens_at(loop, "turn_tokens"),
     )
-    return CheckedSpec(environment, encoder, splits, limits, spec.weight)
+    return before.CheckedSpec(environment, encoder, splits, limits, spec.weight)
 
 
 def is_to_be_made(place: str) -> bool:
@@ -325,7 +309,7 @@ def look(
     sample: int = SAMPLE,
     device_gb: float | None = None,
     needs_weights: bool = False,
-) -> Preflight:
+) -> before.Preflight:
     """The report on a run of the specs among `items` with the overrides among them, as `rlenv train` takes both.
 
     Args:
@@ -347,9 +331,9 @@ def look(
     place = local_model(model, chat_template=chat_template)
     config, is_checked = config_of(chosen, place, overrides)
     run = chosen.run
-    splits = [PlayedSplit(run["train_split"])]
+    splits = [before.PlayedSplit(run["train_split"])]
     if run["validation_split"] != run["train_split"]:
-        splits.append(PlayedSplit(run["validation_split"], run["validation_tasks"], is_trained=False))
+        splits.append(before.PlayedSplit(run["validation_split"], run["validation_tasks"], is_trained=False))
     report = preflight_of(
         specs,
         config,
@@ -366,5 +350,5 @@ def look(
     report = on_this_processor(report, config, shell.values)
     if is_checked:
         return report
-    note = Finding("unknown", "veRL is not installed here: overrides were taken as they stand and not checked")
+    note = before.Finding("unknown", "veRL is not installed here: overrides were taken as they stand and not checked")
     return dataclasses.replace(report, findings=(note, *report.findings))

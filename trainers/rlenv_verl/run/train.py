@@ -23,19 +23,8 @@ from rlenv_train.launch import EXIT_STATUS, Ending, ending_lines, run_to_end
 from rlenv_train.progress import Stage, Underway, driving, merge_metrics, plot_text, time_is_up_at
 from rlenv_train.specs import TrainedSpec, spec_and_overrides
 from rlenv_verl.loop import told_at_the_end
-from rlenv_verl.run import Run, attempt_locks, begun, changed_lines, locked
+from rlenv_verl.run import Run, attempt_locks, begun, changed_lines, inputs, locked
 from rlenv_verl.run.figures import MetricsFile, StepFigures, merged, series, show_summary, step_lines, without_failures
-from rlenv_verl.run.inputs import (
-    FIXED_BY_A_RUN,
-    NotReady,
-    carried_out,
-    cluster_overrides,
-    command_text,
-    fixed_by_a_run,
-    parser,
-    run_environment,
-    run_variables,
-)
 from rlenv_verl.run.model import first_model, heed, made_again, made_of, measure_prompts, stops_of
 from rlenv_verl.run.preflight import check_before, config_of, is_to_be_made
 from rlenv_verl.run.prepare import Plan, RunSettings, asked_for, plan_of, prepare
@@ -49,7 +38,7 @@ _LOOK_EVERY_S = 2.0
 
 def main(argv: list[str]) -> int:
     """Train as `argv` says; returns the exit status (0 done, 1 failed, 2 wrong use, 130 interrupted)."""
-    return carried_out("train", argv, parser(), _asked)
+    return inputs.carried_out("train", argv, inputs.parser(), _asked)
 
 
 def _asked(arguments: argparse.Namespace, console: Console) -> int:
@@ -75,7 +64,7 @@ def _train(arguments: argparse.Namespace, console: Console) -> int:
         if arguments.dry_run:
             return _tried(plan, arguments, console)
         if not _looks_ready(plan, run.folder, console, starts=True):
-            raise NotReady([])
+            raise inputs.NotReady([])
         heed(run.stop, console)
         limit = arguments.time_limit or run.time_limit_s or float("inf")
         left = max(limit - (time.monotonic() - started), 0.0)  # the warm start counts
@@ -90,7 +79,7 @@ def _train(arguments: argparse.Namespace, console: Console) -> int:
 def _tried(plan: Plan, arguments: argparse.Namespace, console: Console) -> int:
     """Shows the command of a dry run, and what it would meet; nothing is written into the folder of a run that is."""
     run, resumed = plan.run, arguments.resume
-    text = command_text(_command(plan, run.metrics), run_variables(run, run.metrics), cwd=run.cwd)
+    text = inputs.command_text(_command(plan, run.metrics), inputs.run_variables(run, run.metrics), cwd=run.cwd)
     if resumed is None:
         (run.folder / "command.sh").write_text(text + "\n", encoding="utf-8")
     console.say(text)
@@ -154,7 +143,7 @@ def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console, star
     if warm_start is None and not is_to_be_made(model):
         stops = stops_of(model, specs, preset.run["template_kwargs"])
         if stops:
-            raise NotReady([f"{finding.level}: {finding.message}" for finding in stops])
+            raise inputs.NotReady([f"{finding.level}: {finding.message}" for finding in stops])
     plan = prepare(settings, max_prompt_tokens=_prompt_limit(settings), warm_start=warm_start)
     if arguments.dry_run:
         return plan, lock
@@ -179,7 +168,7 @@ def _taken_up(arguments: argparse.Namespace, stack: ExitStack, console: Console)
     Of a dry run nothing is written, so that it takes no lock either.
     """
     sources, overrides = spec_and_overrides(arguments.items)
-    given = fixed_by_a_run(arguments, FIXED_BY_A_RUN) + sources
+    given = inputs.fixed_by_a_run(arguments, inputs.FIXED_BY_A_RUN) + sources
     given += [item for item in overrides if item.startswith("run.")]
     if given:
         raise UsageError("--resume goes on with the run's own settings", hint=f"leave out {', '.join(given)}")
@@ -274,7 +263,7 @@ def _prompt_limit(settings: RunSettings) -> int | str:
 
 
 def _command(plan: Plan, metrics: Path) -> list[str]:
-    more = cluster_overrides(plan.run, metrics)
+    more = inputs.cluster_overrides(plan.run, metrics)
     return [sys.executable, "-m", "verl.trainer.main_ppo", *plan.overrides, *more]
 
 
@@ -311,7 +300,7 @@ def _run(plan: Plan, console: Console, *, time_limit_s: float, lock: int | None)
         ending = run_to_end(
             command,
             log=run.folder / "verl.log",
-            environment=run_environment(run, metrics),
+            environment=inputs.run_environment(run, metrics),
             time_limit_s=time_limit_s,
             on_poll=poll,
             cwd=run.cwd if Path(run.cwd).is_dir() else None,

@@ -11,16 +11,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import tokenizers  # type: ignore[import-untyped]
 import torch
-from tokenizers import (  # type: ignore[import-untyped]
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    pre_tokenizers,
-    trainers,
-)
 
 from rlenv.collect.encode import EncodedRow
 from rlenv.models import quiet
@@ -57,11 +49,11 @@ def build_tokenizer(
     Returns:
         The tokenizer as transformers loads it from `folder`.
     """
-    split = pre_tokenizers.Sequence(
+    split = tokenizers.pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.Split(Regex(_NAME), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            tokenizers.pre_tokenizers.Digits(individual_digits=True),
+            tokenizers.pre_tokenizers.Split(tokenizers.Regex(_NAME), "isolated"),
+            tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     return train_tokenizer(
@@ -104,17 +96,17 @@ def train_tokenizer(
     """
     import transformers
 
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer, bpe.decoder = split, decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
+    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
+    bpe.pre_tokenizer, bpe.decoder = split, tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=min_frequency,
         special_tokens=list(control),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     bpe.train_from_iterator(texts, trainer)
-    bpe.add_tokens([AddedToken(text, special=False, normalized=False) for text in others])
+    bpe.add_tokens([tokenizers.AddedToken(text, special=False, normalized=False) for text in others])
     fast: Any = transformers.PreTrainedTokenizerFast
     made = fast(tokenizer_object=bpe, eos_token=end, pad_token=pad, model_max_length=length)
     made.chat_template = template
@@ -128,7 +120,7 @@ def _texts(conversations: Sequence[_Conversation], markers: Sequence[str]) -> li
     import transformers
 
     plain: Any = transformers.PreTrainedTokenizerFast
-    fast = plain(tokenizer_object=Tokenizer(models.BPE()), chat_template=chat_template())
+    fast = plain(tokenizer_object=tokenizers.Tokenizer(tokenizers.models.BPE()), chat_template=chat_template())
     split = re.compile("|".join([_CONTROLS.pattern, *(re.escape(marker) for marker in markers)]))
     texts: list[str] = []
     for messages, tools in conversations:
