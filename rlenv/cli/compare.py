@@ -116,8 +116,8 @@ def _lock(name: str) -> Lock | None:
     path = Path(name)
     if not is_run(path):
         return None
-    locks = locks_of(path)
-    return locks[last_of(locks, read_info(path))] if locks else None
+    locks, info = locks_of(path), read_info(path)
+    return locks[last_of(locks, info.lock if info else "")] if locks else None
 
 
 def _p(p: float) -> str:

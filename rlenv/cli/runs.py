@@ -342,7 +342,7 @@ def _named(name: str, args: LockCommand) -> _Named:
     if not locks:
         said = f"{name} holds no lock" if is_run(path) else f"{name} holds no run"
         raise UsageError(said, hint="`rlenv eval -o DIR` keeps a run with its lock")
-    chosen = last_of(locks, info)
+    chosen = last_of(locks, info.lock if info else "")
     beside = [other for other in info.attempts[-1].locks.values() if other != chosen] if info and info.lock else []
     before = [other for other in locks if other != chosen and other not in beside]
     others = [f"{word} it: {', '.join(of)}" for word, of in (("beside", beside), ("before", before)) if of]

@@ -28,7 +28,6 @@ from typing import Any, Final
 from rlenv._base.paths import draft_of, read_file
 from rlenv.episodes.environment import Environment
 from rlenv.errors import RlenvError, UsageError
-from rlenv.runs.folder import RunInfo
 from rlenv.runs.locks import parts
 from rlenv.runs.locks.files import UNREADABLE, Code, Say, canonical, kept, machine, packages
 
@@ -251,9 +250,9 @@ def locks_of(run: str | Path) -> dict[str, Lock]:
     return {lock.hash12: lock for lock in found}
 
 
-def last_of(locks: Mapping[str, Lock], info: RunInfo | None) -> str:
-    """The hash of the lock of a run's last attempt; where that is not among its locks, of the one that began last."""
-    return info.lock if info is not None and info.lock in locks else list(locks)[-1]
+def last_of(locks: Mapping[str, Lock], last: str) -> str:
+    """The hash of the lock of a run's `last` attempt; where that is not among its locks, of the one that began last."""
+    return last if last in locks else list(locks)[-1]
 
 
 _SHOWN: Final = 3
