@@ -23,6 +23,7 @@ from rlenv.concurrency.lanes import Asked, check_going_out, here
 from rlenv.concurrency.scope import Scope
 from rlenv.dialects.base import CHARS_PER_TOKEN
 from rlenv.endpoints.account import (
+    AWAY,
     TWO_LOGINS,
     Completion,
     ServerSeen,
@@ -44,13 +45,10 @@ from rlenv.secrets import names_in, redact, redact_within, resolve, resolve_valu
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["AWAY", "REFUSED", "Client", "Endpoint", "compile_endpoint"]
+__all__ = ["REFUSED", "Client", "Endpoint", "compile_endpoint"]
 
 REFUSED: Final = frozenset({400, 413, 422})
 """What a server answers to a request that it cannot take for what it holds, such as one that is too long."""
-
-AWAY: Final = frozenset({502, 503, 504})
-"""What a proxy answers where the server behind it is away."""
 _RETRIED: Final = frozenset({408, 409, 425, 429, *range(500, 600)})
 _MAX_WAIT_S: Final = 60.0
 _MAX_BYTES: Final = 16_000_000

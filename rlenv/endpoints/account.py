@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 from rlenv._base.bounded import SPARSE, UNRECORDED
 from rlenv._base.strict_json import MAX_DEPTH, TooMuchJson, check_json, kind_of, load, value_fault
 from rlenv.endpoints.sampled import SampledTokens, tokens_of
+from rlenv.errors import EndpointError
 from rlenv.messages import Image, MalformedCall, Message, ToolCall
 from rlenv.trajectory import ModelUsage
 
@@ -374,6 +375,16 @@ def _add(entries: dict[tuple[str, str, bool], ModelUsage], usage: ModelUsage) ->
 
 def _below(role: str, inner: str) -> str:
     return f"{role} > {inner}" if role and inner else role or inner
+
+
+AWAY: Final = frozenset({502, 503, 504})
+"""What a proxy answers where the server behind it is away."""
+
+
+def is_away(error: EndpointError) -> bool:
+    """True where the server did not have the request, as far as the error says."""
+    is_told = error.status is not None or error.is_garbled or error.is_late or error.is_held
+    return not is_told or error.status in AWAY
 
 
 @dataclass(slots=True)

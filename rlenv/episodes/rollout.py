@@ -25,6 +25,7 @@ from rlenv.trajectory import Trajectory, Turn
 
 if TYPE_CHECKING:
     from rlenv.episodes.environment import Environment
+    from rlenv.errors import EndpointError
 
 __all__ = ["Job", "Make", "NestedSpec", "acting", "advance", "context_of", "drive", "nest", "play", "rollout"]
 __all__ += ["started", "together"]
@@ -263,8 +264,9 @@ class NestedSpec:
         seed: int,
         deadline: float,
         shared: Scope,
-    ) -> Trajectory:
-        """One episode to its end, its own limits within `deadline` (on the clock of `time.monotonic()`).
+    ) -> tuple[Trajectory, EndpointError | None]:
+        """One episode to its end, its own limits within `deadline` (on the clock of `time.monotonic()`), and the
+        failure of the server that ended it, None where none did.
 
         Args:
             task: the row.
@@ -281,4 +283,4 @@ class NestedSpec:
                 played = await drive(episode, policy, limit_s=min(episode.limits.episode_s, limit_s))
         if played.failure is not None and played.failure.reason == CassetteError.reason:
             raise CassetteError(played.failure.message)  # not the agent's: the outer episode is not what was recorded
-        return played
+        return played, policy.lost

@@ -88,6 +88,8 @@ class OpenAIPolicy:
         self.mode: Literal["tools", "text"] = mode
         self.seeded, self._endpoint, self._http = seeded, endpoint, http
         self._client: Client | None = None
+        self.lost: EndpointError | None = None
+        """The latest failure that ended an episode."""
 
     @classmethod
     def over(cls, client: Client, *, mode: Literal["tools", "text"] = "tools") -> OpenAIPolicy:
@@ -136,7 +138,7 @@ def _headers(api_key: str | None, given: Mapping[str, str]) -> dict[str, str]:
 
 class _Session:
     def __init__(self, policy: OpenAIPolicy, context: PolicyContext) -> None:
-        self._client = policy.client
+        self._client, self._policy = policy.client, policy
         self._context = context
         self._is_text = policy.mode == "text"
         self._tools = broken_schemas(context.tools)
@@ -168,6 +170,7 @@ class _Session:
                 # Its own words cannot be continued. Were its reward invalid, it could leave out its own sample.
                 self._is_over = not is_full
                 return Sampled("", "length")
+            self._policy.lost = error
             # A request that is refused for what it holds is named apart.
             raise PolicyError(str(error), reason="refused" if error.status in REFUSED else None) from error
         self._first = self._first or len(messages)

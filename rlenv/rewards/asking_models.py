@@ -18,7 +18,8 @@ from typing import Any, Final, Generic, TypeVar
 from rlenv.concurrency.deadline import Countdown, left_s, pause, running_under
 from rlenv.concurrency.lanes import entered, here
 from rlenv.concurrency.scope import Scope
-from rlenv.endpoints import AWAY, Client
+from rlenv.endpoints import Client
+from rlenv.endpoints.account import is_away
 from rlenv.errors import EndpointError, RewardError
 from rlenv.rewards.asking_again import ROUNDS, Answered, Ask, HeldUp, Known, Refused, Untold, in_turn, waits_s
 
@@ -249,7 +250,7 @@ class _Suspect(Generic[_T]):
         except TimeoutError:
             return Untold("there was no more time", is_last=True)
         except EndpointError as error:
-            if not error.is_cut and not _is_away(error):
+            if not error.is_cut and not is_away(error):
                 raise
             if not error.is_cut:
                 return Untold(str(error))
@@ -322,7 +323,7 @@ async def if_felled(
     """
     lane, falls, was_cut = here(), scope.keep(("falls", client.endpoint.base_url), _Falls), error.is_cut
     with entered(lane and lane.at("beside")), running_under(Countdown(within_s)):  # a replay does not ask these
-        if isinstance(await known(), Answered) if was_cut else not (falls.suspects and _is_away(error)):
+        if isinstance(await known(), Answered) if was_cut else not (falls.suspects and is_away(error)):
             raise error
         falls.suspects += was_cut
         try:
@@ -351,12 +352,6 @@ def failed(who: str, error: EndpointError, *, is_harmless: bool = False) -> Refu
         return HeldUp(why)
     is_of_text = error.is_garbled or error.is_late or error.is_cut or error.status not in clear
     return Refused(why) if is_of_text else Untold(why, is_last=True)
-
-
-def _is_away(error: EndpointError) -> bool:
-    """True where the server did not have the request, as far as the error says."""
-    is_told = error.status is not None or error.is_garbled or error.is_late or error.is_held
-    return not is_told or error.status in AWAY
 
 
 def _told(error: EndpointError) -> Refused | Untold:

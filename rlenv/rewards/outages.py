@@ -6,9 +6,10 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
-from rlenv.concurrency.deadline import left_s, running_under, share_of_time
+from rlenv.concurrency.deadline import Countdown, left_s, running_under, share_of_time
 from rlenv.errors import RewardError
 from rlenv.messages import ToolCall, ToolResult
 from rlenv.rewards.asking_again import ROUNDS, Answered, Known, Refused, Untold, in_turn
@@ -20,7 +21,8 @@ _SHARE: Final = 0.6
 """Of the time for the reward, for all that is asked again: nobody's batch waits for a tool that hangs."""
 _LEAST_S: Final = 1.0
 """What one call has beside twice its own time, however many there are: with less, nothing is found out of any."""
-_DEATHS: Final = ("crashed", "killed", "stopped", "disconnected", "server_died")
+_FELLED: Final = ("crashed", "killed", "stopped", "disconnected")
+_DEATHS: Final = (*_FELLED, "server_died")
 _LOST: Final = ("infrastructure", "unclear")
 _ALWAYS_KNOWN: Final[Mapping[str, Mapping[str, Any]]] = {"code": {"code": "1"}, "sql": {"sql": "SELECT 1"}}
 """What tools of these kinds have an answer to without an `example`, whatever they stand on."""
@@ -203,12 +205,8 @@ async def _settled(
     if known is None and tool is not None:
         known = _known(tool, context)
     if tool is None or tool.mutates or known is None:
-        why = "give the tool an `example`" if tool is not None and not tool.mutates else "it changes state"
-        raise RewardError(
-            f"a call of '{lost.tool}' failed ({failed.reason}: {failed.text:.200}), and whether the call or the tool "
-            f"is at fault cannot be tried: {why}"
-        )
-    arguments, well = lost.arguments, failed
+        raise _untried(lost, tool)
+    arguments, well, may_fell = lost.arguments, failed, False
 
     async def ask_known() -> Answered[ToolResult] | Refused | Untold:
         nonlocal well
@@ -226,32 +224,43 @@ async def _settled(
         if arguments == known:
             return Answered(well)
         found = await context.call(tool.name, arguments)
-        if not is_lost(found):
+        if not is_lost(found) or (found.reason in _FELLED and not may_fell):
             return Answered(found)
         why = f"{found.reason}: {found.text:.200}"
         return Refused(why) if found.whose == "unclear" else Untold(why)
 
-    async def asked() -> ToolResult | RewardError | None:
+    async def asked(failed: ToolResult, limit: Countdown) -> ToolResult | RewardError | None:
+        nonlocal may_fell
         token = asked_again.set(failed.reason or failed.outcome)
         try:
             # Of a call that was not kept, that the tool is well has to do.
             most = ROUNDS if arguments is not None else 1
             tries, took_s = _known_tries(tool, failed, context), _own_s(failed)
             # One that hangs may hold up its server, which is then away for the known call too, as one that it fells.
-            is_dear = failed.reason == "late" or failed.reason in _DEATHS
-            return await in_turn(
-                ask_known, ask_again, most=most, within_s=within_s, took_s=took_s, is_dear=is_dear, tries=tries
+            may_fell = failed.reason == "late" or failed.reason in _DEATHS
+            found = await in_turn(
+                ask_known, ask_again, most=most, within_s=limit.left_s, took_s=took_s, is_dear=may_fell, tries=tries
             )
+            # What failed otherwise at first, as it found the server away, may fell it all the same.
+            return found if found is None or not is_lost(found) else await asked(found, limit)
         except RewardError as error:
             return error
         finally:
             asked_again.reset(token)
 
-    found = await _once(context, f"{tool.name} {arguments!r}", asked)
+    found = await _once(
+        context, f"{tool.name} {arguments!r}", partial(asked, failed, share_of_time(1.0, most_s=within_s))
+    )
     if isinstance(found, RewardError):
         told = f"a call of '{lost.tool}' failed by no fault of the policy's ({failed.reason or failed.outcome})"
         raise RewardError(f"{told}, or nobody can tell: {found}") from found
     return replace(failed, whose="policy") if found is None else found
+
+
+def _untried(lost: Lost, tool: Tool | None) -> RewardError:
+    why = "give the tool an `example`" if tool is not None and not tool.mutates else "it changes state"
+    found = f"a call of '{lost.tool}' failed ({lost.result.reason}: {lost.result.text:.200})"
+    return RewardError(f"{found}, and whether the call or the tool is at fault cannot be tried: {why}")
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from rlenv._base.text import did_you_mean
 from rlenv.concurrency.scope import Scope
 from rlenv.dialects.built_in import broken
 from rlenv.endpoints import REFUSED, Client, Endpoint
-from rlenv.endpoints.account import asks
+from rlenv.endpoints.account import asks, is_away
 from rlenv.errors import EndpointError, EpisodeError, ToolFailed, UnknownEntry, UsageError, under
 from rlenv.images import UnreadableImage, image_of
 from rlenv.language.kinds import CompileContext, Kind
@@ -113,9 +113,14 @@ def tool_failure(name: str, error: EndpointError, *, is_invalid: bool) -> ToolFa
         return ToolFailed(f"the tool {name} could not take this request; it may be too long", reason="too_large")
     if is_invalid or error.status in _MISCONFIGURED:
         raise error
-    # A server that is gone, or one that the policy kept at work beyond its time: nobody can tell from here.
-    reason = "rate_limited" if error.status == 429 else "server_error"
-    return ToolFailed(f"the tool {name} is not available at the moment", reason=reason, retryable=True)
+    return ToolFailed(f"the tool {name} is not available at the moment", reason=_reason(error), retryable=True)
+
+
+def _reason(error: EndpointError | None) -> str:
+    """The word for a server's failure: the policy may have kept it at work beyond its time, or brought it down."""
+    if error is None or not (error.is_cut or is_away(error)):
+        return "rate_limited" if error is not None and error.status == 429 else "server_error"
+    return "disconnected" if error.is_cut else "unavailable"
 
 
 def compile_model(name: str, spec: ModelSpec, context: CompileContext) -> Sequence[Tool]:
@@ -241,7 +246,7 @@ class Nested(Protocol):
 
     async def play(
         self, task: Mapping[str, Any], *, client: Client, mode: str, seed: int, deadline: float, shared: Scope
-    ) -> Trajectory: ...
+    ) -> tuple[Trajectory, EndpointError | None]: ...
 
 
 def compile_agent(name: str, spec: AgentSpec, context: CompileContext) -> Sequence[Tool]:
@@ -280,16 +285,16 @@ def compile_agent(name: str, spec: AgentSpec, context: CompileContext) -> Sequen
         shared = call.shared()
         client = await endpoint.client(shared)
         with asks(f"agent {name}"):
-            played = await nested.play(
+            played, lost = await nested.play(
                 task, client=client, mode=spec.mode, seed=call.seed, deadline=call.deadline, shared=shared
             )
-        return _output(name, played, is_invalid=spec.on_failure == "invalid")
+        return _output(name, played, lost, is_invalid=spec.on_failure == "invalid")
 
     usual = f"Ask an agent ({name}) that works on its own."
     return _asking(name, spec, usual, parameters, run, nested.episode_s)
 
 
-def _output(name: str, played: Trajectory, *, is_invalid: bool) -> ToolOutput:
+def _output(name: str, played: Trajectory, lost: EndpointError | None, *, is_invalid: bool) -> ToolOutput:
     details: dict[str, Any] = {"trajectory": plain(played)}
     # A reward of the agent's own that cannot be measured is no reason to throw its answer away.
     if played.failure is not None and played.answer is None:
@@ -299,7 +304,7 @@ def _output(name: str, played: Trajectory, *, is_invalid: bool) -> ToolOutput:
         if is_invalid:
             raise EpisodeError(f"the agent {name} failed: {played.failure.message}", reason=played.failure.reason)
         text = f"the agent {name} is not available at the moment"
-        raise ToolFailed(text, reason="server_error", retryable=True, details=details)
+        raise ToolFailed(text, reason=_reason(lost), retryable=True, details=details)
     if played.answer is not None:
         return ToolOutput(played.answer, played.answer, details=details)
     last = played.turns[-1].parsed.content.strip() if played.turns else ""

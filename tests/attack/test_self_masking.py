@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlenv.episodes.environment import Environment
+from rlenv.episodes.environment import Environment, load
 from rlenv.errors import UnsupportedTemplate
 from rlenv.language import kinds as registry
 from rlenv.messages import Message
@@ -18,6 +18,7 @@ from rlenv.runs import files as record
 from rlenv.testing.endpoint import FakeEndpoint, Reply
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens import TokenEncoder
+from tests.support.judges import falling
 
 HOSTILE = (
     "",
@@ -178,6 +179,47 @@ rewards: {{correct: {{kind: rule, rule: exact_match}}}}
     (result,) = trajectory.turns[0].results
     assert (result.outcome, result.whose) == ("failed", "policy")
     assert server.requests[0]["messages"][0]["content"] == "< |im_end|>"
+
+
+FELLED = """
+rlenv: 1
+name: felled
+tasks: {train: {rows: [{question: q}]}}
+prompt: {user: "{{ task.question }}"}
+endpoints: {other: {base_url: "URL", model: toy, retries: 0}}
+tools:
+  ask: {kind: model, endpoint: other, prompt: "{{ args.text }}", parameters: {text: string}, example: {text: hello}}
+rewards: {called: {kind: rule, rule: tool_called, tool: ask}}
+"""
+BY_AGENT = 'kind: agent, endpoint: other, spec: inner.yaml, task: {question: "{{ args.text }}"}'
+
+
+@pytest.mark.parametrize("has_proxy", [False, True])
+@pytest.mark.parametrize("tool", ['kind: model, endpoint: other, prompt: "{{ args.text }}"', BY_AGENT])
+def test_a_text_that_fells_the_model_behind_a_tool_is_a_failed_call_and_no_neighbours(
+    tool: str, has_proxy: bool, tmp_path: Path
+) -> None:
+    """Behind a proxy all of them find the server away at first, that fells it too."""
+
+    async def play(environment: Environment, text: str) -> float | None:
+        call = json.dumps({"name": "ask", "arguments": {"text": text}})
+        async with environment.start() as episode:
+            await episode.step(f"<tool_call>\n{call}\n</tool_call>")
+            return (await episode.step("done")).reward
+
+    async def main() -> list[float | None]:
+        async with FakeEndpoint(["yes"]) as server, falling(server.base_url, has_proxy=has_proxy) as address:
+            text = FELLED.replace("URL", address)
+            (tmp_path / "inner.yaml").write_text(
+                text[: text.index("endpoints:")] + "rewards: {said: {kind: rule, rule: answered}}\n"
+            )
+            (tmp_path / "env.yaml").write_text(
+                text.replace('kind: model, endpoint: other, prompt: "{{ args.text }}"', tool)
+            )
+            async with load(tmp_path / "env.yaml") as environment:
+                return await asyncio.gather(*(play(environment, text) for text in ("It fells.", "kind", "fair")))
+
+    assert asyncio.run(asyncio.wait_for(main(), 120)) == [0.0, 1.0, 1.0]
 
 
 # In training

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Mapping
 from itertools import count
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 from aiohttp import web
@@ -23,7 +20,7 @@ from rlenv.runs.cassettes import Player, Recorder
 from rlenv.runs.events import Reel, parsed
 from rlenv.testing.endpoint import FakeEndpoint
 from tests.support.clock import passes, run_skipping
-from tests.support.judges import Server, chat, compiled, context, judged, one, verdict
+from tests.support.judges import Server, chat, compiled, context, falling, judged, one, verdict
 
 THREE: dict[str, Any] = {"endpoint": None, "judges": [{"endpoint": name} for name in ("writer", "second", "third")]}
 
@@ -254,51 +251,6 @@ def test_a_text_that_fells_the_judges_server_gets_the_lowest_score_and_takes_no_
             return found
 
     assert [one.value for one in asyncio.run(main())] == [0.0, 0.75, 0.75]
-
-
-@asynccontextmanager
-async def falling(address: str, *, has_proxy: bool = False) -> AsyncIterator[str]:
-    """The address of a server that passes on to another one, and that is away for a while over a text that fells it.
-
-    Of a proxy before it where it `has_proxy`, which answers 502 then.
-    """
-    writers, serving, is_away = set[asyncio.StreamWriter](), list[asyncio.Server](), False
-    to = urlsplit(address)
-
-    async def passed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal is_away
-        writers.add(writer)
-        with suppress(asyncio.IncompleteReadError, OSError):
-            head = await reader.readuntil(b"\r\n\r\n")
-            size = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
-            body = await reader.readexactly(int(size[1])) if size else b""
-            if has_proxy and (is_away or b"It fells." in body):
-                writer.write(b"HTTP/1.1 502 Bad Gateway\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
-                if not is_away:
-                    is_away = True
-                    await passes(0.05)
-                    is_away = False
-            elif b"It fells." in body:
-                serving.pop().close()
-                for one in writers:
-                    one.transport.abort()
-                await passes(0.05)
-                await serve(port)
-                return
-            else:
-                back, on = await asyncio.open_connection(to.hostname, to.port)
-                on.write(re.sub(rb"\r\n", b"\r\nConnection: close\r\n", head, count=1) + body)
-                writer.write(await back.read())
-                on.close()
-        writer.close()
-
-    async def serve(port: int = 0) -> None:
-        serving.append(await asyncio.start_server(passed, "127.0.0.1", port))
-
-    await serve()
-    port = serving[0].sockets[0].getsockname()[1]
-    yield f"http://127.0.0.1:{port}/v1"
-    serving.pop().close()
 
 
 @pytest.mark.slow

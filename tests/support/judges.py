@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
@@ -19,6 +21,7 @@ from rlenv.errors import RewardError
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.judge import KIND
 from rlenv.testing.rewards import reward_context, turn
+from tests.support.clock import passes
 
 Reply = Callable[[dict[str, Any]], web.Response | str | Awaitable[str]]
 
@@ -133,3 +136,60 @@ def one(server: Server, **keys: Any) -> Measured:
     (found,) = judged(server, **keys)
     assert isinstance(found, Measured), found
     return found
+
+
+@asynccontextmanager
+async def falling(address: str, *, has_proxy: bool = False) -> AsyncIterator[str]:
+    """The address of a server that passes on to another one, and that is away for a while over a text that fells it.
+
+    Of a proxy before it where it `has_proxy`, which answers 502 then.
+    """
+    open_now, serving, is_away = dict[Any, asyncio.StreamWriter](), list[asyncio.Server](), False
+    to = urlsplit(address)
+
+    async def passed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        open_now[asyncio.current_task()] = writer
+        try:
+            with suppress(asyncio.IncompleteReadError, OSError):
+                await answered(reader, writer)
+        finally:
+            writer.close()
+            del open_now[asyncio.current_task()]
+
+    async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal is_away
+        head = await reader.readuntil(b"\r\n\r\n")
+        size = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
+        body = await reader.readexactly(int(size[1])) if size else b""
+        fells = b"It fells." in body
+        if has_proxy and (is_away or fells):
+            writer.write(b"HTTP/1.1 502 Bad Gateway\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+        if fells and not is_away:
+            is_away = True
+            if not has_proxy:
+                serving.pop().close()
+                for one in open_now.values():
+                    one.transport.abort()
+            await passes(0.05)
+            if not has_proxy:
+                await serve(port)
+            is_away = False
+        elif not (fells or is_away):
+            back, on = await asyncio.open_connection(to.hostname, to.port)
+            try:
+                on.write(re.sub(rb"\r\n", b"\r\nConnection: close\r\n", head, count=1) + body)
+                writer.write(await back.read())
+            finally:
+                on.close()
+
+    async def serve(port: int = 0) -> None:
+        serving.append(await asyncio.start_server(passed, "127.0.0.1", port))
+
+    await serve()
+    port = serving[0].sockets[0].getsockname()[1]
+    yield f"http://127.0.0.1:{port}/v1"
+    while open_now:
+        for one in open_now.values():
+            one.transport.abort()
+        await asyncio.wait(list(open_now))
+    serving.pop().close()

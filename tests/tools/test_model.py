@@ -293,6 +293,22 @@ def test_a_server_that_fails_is_the_tools_failure_unless_the_spec_says_otherwise
 
 
 @pytest.mark.parametrize(
+    ("reply", "reason", "whose"),
+    [
+        (Reply(drops=True), "disconnected", "unclear"),
+        (Reply(502, "no upstream"), "unavailable", "infrastructure"),
+        (Reply(429, "busy"), "rate_limited", "unclear"),
+        (Reply(500, "bug"), "server_error", "unclear"),
+    ],
+)
+def test_a_failure_says_whether_the_server_had_the_request(reply: Reply, reason: str, whose: str, play: Any) -> None:
+    found, _ = asked([reply], {"text": "a"})
+    trajectory, _ = play([reply])
+    (of_agent,) = trajectory.turns[0].results
+    assert {(one.reason, one.whose) for one in (found, of_agent)} == {(reason, whose)}
+
+
+@pytest.mark.parametrize(
     ("old", "new"),
     [
         ("Solve {{ task.question }}", "{{ task.question.split(':')[1] }}"),
