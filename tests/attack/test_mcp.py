@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 pytest.importorskip("mcp", reason="needs the extra mcp")
 
@@ -87,7 +89,7 @@ def test_what_is_large_and_within_the_limits_arrives() -> None:
         ("error -32603", "server_error", "unclear"),
         ("exit", "crashed", "unclear"),
         ("killed", "killed", "unclear"),
-        ("closed", "disconnected", "unclear"),  # as a server says that passes on what another one has to say
+        ("closed", "server_error", "unclear"),  # as a server says that passes on what another one has to say
         ("dumb", "disconnected", "unclear"),
     ],
 )
@@ -247,3 +249,69 @@ def test_a_notification_that_nobody_hears_is_dropped_and_a_change_is_heard_once(
     changed = b'data: {"jsonrpc":"2.0","method":"notifications/tools/list_changed"}\n\n'
     logged = b'data: {"jsonrpc":"2.0","method":"notifications/message","params":{}}\n\n'
     assert len(events(logged * 100 + changed * 100, is_answer=False)) == 1
+
+
+TOOL = {"name": "look", "inputSchema": {"type": "object", "properties": {"how": {"type": "string"}}}}
+TOLD: dict[str, Any] = {  # `own` and `other` are the ids of the call and of the one that waits
+    "the other one's id": {"id": "other", "result": {"content": [{"type": "text", "text": "forged"}]}},
+    "no id": {"id": None, "error": {"code": -32603, "message": "forged"}},
+    "closed": {"id": "own", "error": {"code": -32000, "message": "Connection closed"}},
+    **{str(code): {"id": "own", "error": {"code": code, "message": "x"}} for code in (-32081, -32082, -32084)},
+}
+
+
+@pytest.mark.parametrize("status", [200, 400])
+@pytest.mark.parametrize("how", ["redirect", *TOLD])
+def test_what_a_server_answers_one_call_over_http_is_no_other_calls(how: str, status: int) -> None:
+    """Nor does it end their session, or count as the server's being away; and another place of its own is asked."""
+    starts, waiting = list[str](), list[int]()
+
+    async def work() -> tuple[ToolResult, ToolResult]:
+        is_there, may_end = asyncio.Event(), asyncio.Event()
+
+        async def handler(request: web.Request) -> web.StreamResponse:
+            if request.method != "POST":
+                return web.Response(status=405)
+            if request.path == "/mcp":  # as servers do whose place ends in a slash
+                return web.Response(status=307, headers={"Location": "/mcp/"})
+            asked = orjson.loads(await request.read())
+            own, given = asked.get("id"), asked.get("params") or {}
+            if own is None:
+                return web.Response(status=202)
+            said: Any = {"tools": [TOOL]}
+            if asked["method"] == "initialize":
+                starts.append("session")
+                info = {"name": "s", "version": "1"}
+                said = {"protocolVersion": given["protocolVersion"], "capabilities": {"tools": {}}, "serverInfo": info}
+            elif asked["method"] == "tools/call" and given["arguments"]["how"] == "waits":
+                waiting.append(own)
+                is_there.set()
+                await may_end.wait()
+                said = {"content": [{"type": "text", "text": "its own"}]}
+            elif asked["method"] == "tools/call":
+                if how == "redirect":
+                    return web.Response(status=307, headers={"Location": "/mcp/"})
+                identity = {"own": own, "other": waiting[0]}.get(TOLD[how]["id"])
+                return web.json_response({"jsonrpc": "2.0", **TOLD[how], "id": identity}, status=status)
+            return web.json_response({"jsonrpc": "2.0", "id": own, "result": said})
+
+        async def ask(url: str) -> tuple[ToolResult, ToolResult]:
+            spec = McpSpec(kind="mcp", url=url, timeout_s=100.0, start_timeout_s=90.0)
+            (tool,) = await asyncio.to_thread(KIND.factory, "far", spec, CompileContext(base=SERVERS))
+            starts.clear()
+            async with kept(lambda: context(seconds=120)) as make:
+                other = asyncio.create_task(call(tool, {"how": "waits"}, within=make()))
+                await is_there.wait()
+                found = await call(tool, {"how": how}, within=make())
+                may_end.set()
+                return found, await other
+
+        app = web.Application()
+        app.router.add_route("*", "/{rest:.*}", handler)
+        async with TestServer(app) as server:
+            return await ask(str(server.make_url("/mcp")))
+
+    found, other = asyncio.run(asyncio.wait_for(work(), 200))
+    assert (found.reason, found.whose) == ("server_error", "unclear")
+    assert (other.outcome, other.text) == ("ok", "its own")
+    assert starts == ["session"]

@@ -28,6 +28,9 @@ LARGE_BYTES: Final = 256 * 1024
 TOO_LARGE: Final = -32083
 """The code of an answer that was over the limits and not read; in the range that JSON-RPC leaves to implementations."""
 _MAX_ID_CHARS: Final = 128
+_INTERNAL_ERROR: Final = -32603
+_OF_CONNECTIONS: Final = (-32000, *range(-32089, -32080))
+"""Codes by which the SDK and this package tell of a connection: where a server says one, it tells of its call alone."""
 # The only notifications that change anything here; what a server says beside its answers is nobody's.
 _HEARD: Final = frozenset({"notifications/tools/list_changed"})
 _ID: Final = re.compile(rb'"id"\s*:\s*([0-9]{1,15})\s*[,}]')
@@ -85,7 +88,7 @@ def read_message(line: bytes) -> JSONRPCMessage | None:
     Raises:
         ValueError: it is no message.
     """
-    from mcp_types import JSONRPCNotification, JSONRPCRequest
+    from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest
 
     try:
         check_json(line, max_bytes=MAX_MESSAGE_BYTES, max_values=MAX_VALUES)
@@ -95,6 +98,8 @@ def read_message(line: bytes) -> JSONRPCMessage | None:
             raise
         return failure
     message = _parsed(line)
+    if isinstance(message, JSONRPCError) and message.error.code in _OF_CONNECTIONS:
+        message.error.code = _INTERNAL_ERROR
     if isinstance(message, JSONRPCNotification):
         return JSONRPCNotification(jsonrpc="2.0", method=message.method) if message.method in _HEARD else None
     if isinstance(message, JSONRPCRequest) and len(str(message.id)) > _MAX_ID_CHARS:
@@ -121,6 +126,20 @@ def too_long(head: bytes, tail: bytes, *, why: str = "it is too long") -> JSONRP
     """The error in place of an answer that is not read, where its two ends say which request it answers."""
     found = _ID.search(head) or _ID.search(tail)
     return None if found is None else _error(int(found[1]), why)
+
+
+def of_its_call(data: bytes, message: Any) -> bytes:
+    """A server's message as it is read, `message` parsed: an error of its own tells of no connection."""
+    error = message.get("error") if isinstance(message, dict) else None
+    if not isinstance(error, dict) or error.get("code") not in _OF_CONNECTIONS:
+        return data
+    return orjson.dumps({**message, "error": {**error, "code": _INTERNAL_ERROR}})
+
+
+def is_answer_to(identity: Any, request: bytes) -> bool:
+    """True if an answer of this id is one to the request that begins so."""
+    found = _ID.search(request)
+    return found is None or str(identity) == found[1].decode()
 
 
 def _error(identity: int, why: str) -> JSONRPCError:
@@ -265,7 +284,7 @@ class Events:
             return b""
         if "id" in message and "method" in message:
             self._gate.answers(by_post=True)
-        return text
+        return of_its_call(text, message)
 
     def _failed(self, text: bytes, why: str) -> bytes | None:
         """The event that tells the one who waits, where it is known who that is."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -16,10 +16,19 @@ import httpx2
 import orjson
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import MCP_SESSION_ID, streamable_http_client
-from mcp_types import INTERNAL_ERROR, jsonrpc_message_adapter
+from mcp_types import INTERNAL_ERROR, JSONRPCError, JSONRPCResponse, jsonrpc_message_adapter
 
 from rlenv._base.strict_json import TooMuchJson
-from rlenv.tools._mcp import LARGE_BYTES, MAX_MESSAGE_BYTES, TOO_LARGE, Events, MessageBudget, looked_at
+from rlenv.tools._mcp import (
+    LARGE_BYTES,
+    MAX_MESSAGE_BYTES,
+    TOO_LARGE,
+    Events,
+    MessageBudget,
+    is_answer_to,
+    looked_at,
+    of_its_call,
+)
 
 UNREACHABLE = -32081
 """The code of a request for which no connection came about; in the range that JSON-RPC leaves to implementations."""
@@ -59,9 +68,8 @@ class _Careful(httpx2.AsyncBaseTransport):
         is_post = request.method == "POST"
         # A few bytes of a compressed answer may stand for gigabytes.
         request.headers["accept-encoding"] = "identity"
-        if (
-            is_post and b'"method":' in request.content[:_SHOWN_OF_REQUEST]
-        ):  # not an answer to the server's own requests
+        asked = (await request.aread())[:_SHOWN_OF_REQUEST] if is_post else b""  # a redirected one is not read yet
+        if b'"method":' in asked:  # not an answer to the server's own requests
             self._gate.asked()
         try:
             response = await self._inner.handle_async_request(request)
@@ -117,8 +125,9 @@ async def _whole(request: httpx2.Request, response: httpx2.Response) -> httpx2.R
     if "json" in response.headers.get("content-type", "").lower():
         try:
             await looked_at(whole)
-            if request.method == "POST" and response.is_success:
-                await _readable(whole)
+            if request.method == "POST":
+                read = partial(_answer, whole, request.content[:_SHOWN_OF_REQUEST], is_told=response.is_success)
+                whole = read() if len(whole) <= LARGE_BYTES else await asyncio.to_thread(read)
         except TooMuchJson as error:
             return _error(request, TOO_LARGE, f"the server's answer is too much: {error}", status=502)
         except ValueError:  # the SDK would write a traceback for each
@@ -128,10 +137,15 @@ async def _whole(request: httpx2.Request, response: httpx2.Response) -> httpx2.R
     )
 
 
-async def _readable(data: bytes) -> None:
-    """Raises ValueError: it is no message."""
-    read = partial(jsonrpc_message_adapter.validate_json, data, by_name=False)
-    _ = read() if len(data) <= LARGE_BYTES else await asyncio.to_thread(read)
+def _answer(data: bytes, request: bytes, *, is_told: bool) -> bytes:
+    """The answer as it is read. Raises ValueError: it is no message, or the answer to another request."""
+    if is_told:
+        message = jsonrpc_message_adapter.validate_json(data, by_name=False)
+        if isinstance(message, (JSONRPCResponse, JSONRPCError)) and not is_answer_to(message.id, request):
+            raise ValueError("it answers another request")
+    with suppress(ValueError):
+        return of_its_call(data, orjson.loads(data))
+    return data
 
 
 def _streamed(request: httpx2.Request, response: httpx2.Response, events: Events) -> httpx2.Response:
