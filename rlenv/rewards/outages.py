@@ -222,7 +222,7 @@ async def _settled(
         if arguments is None:
             return Refused("it was not kept")
         if arguments == known:
-            return Answered(well)
+            return Answered(well) if well.outcome == "ok" else Untold("it is what is known to work")
         found = await context.call(tool.name, arguments)
         if not is_lost(found) or (found.reason in _FELLED and not may_fell):
             return Answered(found)

@@ -15,7 +15,7 @@ import pytest
 
 from rlenv.concurrency.deadline import Countdown, bounded_by_itself, paused_for, running_under
 from rlenv.concurrency.scope import Scope
-from rlenv.errors import RewardError
+from rlenv.errors import RewardError, whose_failure
 from rlenv.messages import ToolCall, ToolResult
 from rlenv.rewards.asking_again import Answered, Known, Refused, Untold, in_turn
 from rlenv.rewards.base import RewardContext
@@ -475,6 +475,25 @@ def test_a_failure_is_the_policys_beside_a_known_call_that_goes_well_alone(known
         assert asked["known"] == 1
     if known.reason == "late":
         assert asked["known"] > 1
+
+
+@pytest.mark.parametrize("fails", [0, 1, 5, 1_000])
+@pytest.mark.parametrize("reason", ["server_error", "late", "unavailable", "disconnected"])
+def test_a_call_that_is_the_known_one_is_nobodys_failure(reason: str, fails: int) -> None:
+    whose = whose_failure(reason)
+    tried = iter(range(2_000))
+
+    async def call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        failed = lost_call("known", reason, whose).result
+        return failed if next(tried) < fails else ToolResult("tool", "well", "ok")
+
+    async def main() -> str:
+        try:
+            return (await settled(lost_call("known", reason, whose), TOOL, reward_context(call=call))).outcome
+        except RewardError:
+            return "invalid"
+
+    assert run_skipping(main()) == ("invalid" if fails == 1_000 else "ok")
 
 
 def test_a_short_call_that_hangs_and_blocks_its_server_is_the_policys(monkeypatch: pytest.MonkeyPatch) -> None:
