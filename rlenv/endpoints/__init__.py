@@ -12,9 +12,9 @@ import json
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from rlenv._base.strict_json import TooMuchJson, check_json
@@ -36,7 +36,7 @@ from rlenv.endpoints.account import (
     two_logins,
     usage_of,
 )
-from rlenv.endpoints.raw_text import RawText
+from rlenv.endpoints.raw_text import RawText, within
 from rlenv.errors import EndpointError, UsageError
 from rlenv.language.spec import EndpointSpec, SamplingSpec
 from rlenv.messages import Message
@@ -159,7 +159,7 @@ class Client:
             deadline: when to give up, on the clock of `time.monotonic()`; retries that would pass it are not made.
             asked: what a tape knows the request by, where the conversation holds what is drawn for each request.
             around: makes the request, or refuses it with an EndpointError; what a tape answers does not go through it.
-                It may give it `retries` in place of the endpoint's, and a `seed`.
+                It may give it a `seed`, and what `post` takes as `tries`.
 
         Raises:
             EndpointError: the server refused, or did not answer within the retries.
@@ -167,12 +167,12 @@ class Client:
         """
         body = self.body(sampling)
 
-        async def request(*, retries: int | None = None, seed: int | None = body.get("seed")) -> Completion:
+        async def request(*, seed: int | None = body.get("seed"), **tries: Any) -> Completion:
             sent = {**body, "seed": seed, "messages": [as_sent(message) for message in messages]}
             if tools:
                 sent["tools"] = list(tools)
-            post = self.post_fitting if is_fitted else partial(self.post, retries=retries)
-            answer = await post("/chat/completions", sent, deadline=deadline)
+            post = self.post_fitting if is_fitted else self.post
+            answer = await post("/chat/completions", sent, deadline=deadline, **tries)
             return self.counted(read_chat, answer)
 
         async def ask() -> Completion:
@@ -186,15 +186,16 @@ class Client:
         return await completed(lane, known_as, ask, model=self.endpoint.model)
 
     async def post(
-        self, path: str, body: Mapping[str, Any], *, deadline: float = float("inf"), retries: int | None = None
+        self, path: str, body: Mapping[str, Any], *, deadline: float = inf, tokens: int | None = None, **tries: Any
     ) -> dict[str, Any]:
-        """The JSON object that the server answers, with at least one choice.
+        """The JSON object that the server answers, with at least one choice and at most so many `tokens`; `tries` are
+        as for `post_to`.
 
         Raises:
             EndpointError: the server refused, or did not answer within the retries.
         """
         url, lacking = self.endpoint.base_url + path, _without_choices
-        return await self.post_to(url, body, path=path, lacking=lacking, deadline=deadline, retries=retries)
+        return await self.post_to(url, within(body, tokens), path=path, lacking=lacking, deadline=deadline, **tries)
 
     async def aclose(self) -> None:
         """Closes the connections; may be called twice."""
@@ -203,7 +204,7 @@ class Client:
             await session.close()
 
     async def post_fitting(
-        self, path: str, body: Mapping[str, Any], *, deadline: float = float("inf")
+        self, path: str, body: Mapping[str, Any], *, deadline: float = inf, **tries: Any
     ) -> dict[str, Any]:
         """As `post`; a server that has no room for `max_tokens` behind the request is asked for as many as it has.
 
@@ -219,9 +220,9 @@ class Client:
             asked = body.get("prompt") or body.get("messages")
             if most + len(str(asked)) // CHARS_PER_TOKEN > self._window:
                 room = await self._room(body, deadline)
-        lowered = _within(body, room) if most is not None and room is not None and room > 0 else body
+        lowered = within(body, room) if most is not None and room is not None and room > 0 else body
         try:
-            return await self.post(path, lowered, deadline=deadline)
+            return await self.post(path, lowered, deadline=deadline, **tries)
         except EndpointError as error:
             if error.status not in REFUSED:
                 raise
@@ -232,7 +233,7 @@ class Client:
                 raise EndpointError(told, status=error.status, is_full=True) from error
             if known is not None or room is None or most is None or room >= most:
                 raise
-        return await self.post(path, _within(body, room), deadline=deadline)
+        return await self.post(path, within(body, room), deadline=deadline, **tries)
 
     async def _room(self, body: Mapping[str, Any], deadline: float) -> int | None:
         """The number of tokens that the server's context has left behind a request; None where it does not say."""
@@ -259,18 +260,24 @@ class Client:
         deadline: float = float("inf"),
         is_free: bool = False,
         retries: int | None = None,
+        timeout_s: float | None = None,
+        tried: int = 0,
+        is_beside: bool = False,
     ) -> dict[str, Any]:
         """The JSON object that the server answers at `url`, which errors call `path`.
 
         Args:
             lacking: what is missing in an answer, "" for a good one.
             is_free: no model writes for it, and no account counts it.
-            retries: in place of the endpoint's.
+            retries, timeout_s: in place of the endpoint's.
+            tried: how often the server was asked the same before.
+            is_beside: it takes no place from `concurrency`, such as one by which those are judged that have them.
 
         Raises:
             EndpointError: the server refused, or did not answer within the retries.
         """
         endpoint = self.endpoint
+        timeout_s = endpoint.timeout_s if timeout_s is None else timeout_s
         data = json.dumps({key: value for key, value in body.items() if value is not None}).encode()
         problem = _Problem("there was no time to ask the server")
         what = f"endpoint '{endpoint.name}'" if endpoint.name else "the endpoint"
@@ -282,13 +289,13 @@ class Client:
                     break
                 self.retries += not is_free
                 await pause(wait)
-            async with self._places:
-                limit_s = min(endpoint.timeout_s, deadline - time.monotonic())
+            async with nullcontext() if is_beside else self._places:
+                limit_s = min(timeout_s, deadline - time.monotonic())
                 if limit_s <= 0:
                     break
                 check_going_out(what)
                 self.requests += not is_free
-                answer = await self._tried(url, data, attempt, limit_s, lacking, is_free=is_free)
+                answer = await self._tried(url, data, tried + attempt, limit_s, lacking, is_free=is_free)
             if not isinstance(answer, _Problem):
                 return answer
             problem = answer
@@ -323,7 +330,7 @@ class Client:
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **self.endpoint.headers}
         if attempt:  # as OpenAI's SDK does: a gateway that keeps every answer knows a request that it has had
             headers["X-Stainless-Retry-Count"] = str(attempt)
-        timeout, was_up = aiohttp.ClientTimeout(total=timeout_s), self.server.is_up
+        timeout, was_up = aiohttp.ClientTimeout(total=timeout_s if timeout_s < inf else None), self.server.is_up
         try:
             # A redirect would send the key to a server that the spec does not name.
             posted = session.post(url, data=data, headers=headers, timeout=timeout, allow_redirects=False)
@@ -409,19 +416,6 @@ def connections() -> aiohttp.ClientSession:
 
     connector = aiohttp.TCPConnector(limit=0)
     return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False)
-
-
-def _within(body: Mapping[str, Any], room: int) -> dict[str, Any]:
-    """The request with limits that `room` tokens hold.
-
-    The least number that an author asks for comes down with the limit: a server refuses the two crossed, and whoever
-    fills its context would so make its own reward invalid.
-    """
-    limits = {"max_tokens": min(body["max_tokens"], room)}
-    least = body.get("min_tokens")
-    if isinstance(least, int) and least > limits["max_tokens"]:
-        limits["min_tokens"] = limits["max_tokens"]
-    return {**body, **limits}
 
 
 def _without_choices(answer: dict[str, Any]) -> str:

@@ -50,6 +50,7 @@ class RawText:
         ends: Sequence[str] = (),
         sampling: SamplingSpec | None = None,
         deadline: float = float("inf"),
+        around: Callable[[Callable[..., Awaitable[Completion]]], Awaitable[Completion]] | None = None,
     ) -> Completion:
         """The completion of `prompt`, with the control tokens that were sampled in it.
 
@@ -61,6 +62,7 @@ class RawText:
             ends: without `stops`, the completion ends before the first of these texts (the wire format knows four).
             sampling: fields that are set replace the endpoint's own; its `stop` texts stop beside these.
             deadline: when to give up, on the clock of `time.monotonic()`; retries that would pass it are not made.
+            around: makes the request, as for `Client.chat`.
 
         Raises:
             EndpointError: the server refused, or did not answer within the retries; or `stops` are given and it does
@@ -77,17 +79,22 @@ class RawText:
         if wanted := tuple(dict.fromkeys((*(stops or ends[:_MOST_ENDS]), *(body.get("stop") or ())))):
             body["stop"] = list(wanted)
 
+        async def request(**tries: Any) -> Completion:
+            return await self._asked(body, tuple(stops), deadline, **tries)
+
         async def ask() -> Completion:
-            return await self._asked(body, tuple(stops), deadline)
+            return await (request() if around is None else around(request))
 
         if (lane := here()) is None:
             return await ask()
         endpoint = self._client.endpoint
         return await completed(lane, asked_text(endpoint.name, body), ask, model=endpoint.model)
 
-    async def _asked(self, body: Mapping[str, Any], stops: tuple[str, ...], deadline: float) -> Completion:
+    async def _asked(
+        self, body: Mapping[str, Any], stops: tuple[str, ...], deadline: float, **tries: Any
+    ) -> Completion:
         try:
-            answer = await self._client.post_fitting("/completions", body, deadline=deadline)
+            answer = await self._client.post_fitting("/completions", body, deadline=deadline, **tries)
         except EndpointError as error:
             if self._is_understood or error.is_full or error.status not in (400, 422):
                 raise
@@ -125,6 +132,22 @@ def _hinted(error: EndpointError) -> EndpointError:
         f" {{{_OWN_FIELDS[0]}: null}}}}`",
         status=error.status,
     )
+
+
+def within(body: Mapping[str, Any], room: int | None) -> Mapping[str, Any]:
+    """The request with limits that `room` tokens hold; as it is, where that is None.
+
+    The least number that an author asks for comes down with the limit: a server refuses the two crossed, and whoever
+    fills its context would so make its own reward invalid.
+    """
+    if room is None:
+        return body
+    given = ((name, body.get(name)) for name in ("max_tokens", "max_completion_tokens"))
+    limits = {name: min(most, room) for name, most in given if most is not None} or {"max_tokens": room}
+    least = body.get("min_tokens")
+    if isinstance(least, int) and least > min(limits.values()):
+        limits["min_tokens"] = min(limits.values())
+    return {**body, **limits}
 
 
 _DRAWN: Final = frozenset({"seed"})

@@ -91,6 +91,14 @@ def _with_ids(said: Message, turn: Turn, answered: Sequence[Message]) -> tuple[M
     return replace(said, content=turn.parsed.content, tool_calls=calls), results
 
 
+def _turn_of(episode: Episode) -> Lane | None:
+    """The lane of an episode's next turn; an agent's turn stands inside of the call that plays it."""
+    if (lane := here()) is None:
+        return None
+    turn, is_agent = f"turn {len(episode.turns)}", bool(lane.place)
+    return lane.at(turn if is_agent else f"{POLICY}{turn}", is_live=not is_agent and lane.tape.lets_out(""))
+
+
 async def advance(
     episode: Episode, session: PolicySession, messages: list[Message], *, until: float | None = None
 ) -> Step:
@@ -104,13 +112,8 @@ async def advance(
         TimeoutError: it did not act in time.
     """
     async with asyncio.timeout_at(until):
-        if (lane := here()) is None:
+        with entered(_turn_of(episode)):
             action = await _acted(session, messages)
-        else:  # an agent's turn stands inside of the call that plays it
-            turn, is_agent = f"turn {len(episode.turns)}", bool(lane.place)
-            place = turn if is_agent else f"{POLICY}{turn}"
-            with entered(lane.at(place, is_live=not is_agent and lane.tape.lets_out(""))):
-                action = await _acted(session, messages)
     said = action.action if isinstance(action, Sampled) else action
     messages.append(said if isinstance(said, Message) else Message("assistant", said))
     step = await episode.step(action)
@@ -124,8 +127,9 @@ async def advance(
 async def drive(episode: Episode, policy: Policy, *, limit_s: float) -> Trajectory:
     """Lets `policy` act until the open `episode` ends.
 
-    A policy that fails makes the reward invalid; one that is not done after `limit_s` seconds truncates the episode.
-    What is done with its last action in time has the episode's own limits, where those are no longer.
+    A policy that fails makes the reward invalid; one that is not done after `limit_s` seconds truncates the episode,
+    unless its server is out (`PolicySession.late`). What is done with its last action in time has the episode's own
+    limits, where those are no longer.
     """
     if episode.is_ended:
         return episode.trajectory
@@ -140,6 +144,12 @@ async def drive(episode: Episode, policy: Policy, *, limit_s: float) -> Trajecto
     except EpisodeError as error:
         return episode.fail(error.reason, str(error))
     except TimeoutError:
+        late = getattr(session, "late", None) if limit_s >= episode.limits.episode_s else None
+        if late is not None:
+            with entered(_turn_of(episode)):
+                why = await late()
+            if why:
+                return episode.fail(PolicyError.reason, why)
         return await episode.truncate("time")
 
 

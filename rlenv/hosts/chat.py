@@ -37,6 +37,7 @@ async def play_endpoint(
     mode: Literal["tools", "text"] = "tools",
     retries: int = 3,
     timeout_s: float = 600.0,
+    asks_beside: bool = False,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> Trajectory:
     """Plays one episode to its end; the model at `base_url` acts. An endpoint that fails makes the reward invalid.
@@ -59,11 +60,10 @@ async def play_endpoint(
         split: by default the first of the spec.
         seed: of the episode; see `Environment.start`. Requests have that of the sampling alone, so that the samples of
             a group, whose episodes are equal, differ.
-        mode: `tools` for chat completions with the tools' schemas, `text` for completions of raw text; see
-            `rlenv.OpenAIPolicy`.
+        mode: see `rlenv.OpenAIPolicy`.
         retries: how often a request that fails unclearly is made again, with the mark of a retry that OpenAI's SDK
-            sends. A gateway that keeps every answer and does not know it wants 0.
-        timeout_s: for one request.
+            sends. A gateway that keeps every answer and does not know it wants 0. `timeout_s` is for one request.
+        asks_beside: see `rlenv.OpenAIPolicy`; True where the server keeps no answers for training.
         is_stopped: true once the host has ended the rollout, by a limit of its own. What the endpoint then refuses
             truncates the episode (`host`), and it is scored.
 
@@ -73,7 +73,7 @@ async def play_endpoint(
     if http is None:
         key = ("connections", asyncio.get_running_loop())
         http = await environment.scope().get(key, connections)
-    asking: dict[str, Any] = {"mode": mode, "sampling": sampling, "seeded": False}
+    asking: dict[str, Any] = {"mode": mode, "sampling": sampling, "seeded": False, "asks_beside": asks_beside}
     asking |= {"api_key": api_key, "headers": headers, "http": http, "retries": retries, "timeout_s": timeout_s}
     policy = PolicyAround(OpenAIPolicy(base_url, model, **asking), partial(_act, is_stopped), OpenAIPolicy.name)
     others = environment.opponent or policy

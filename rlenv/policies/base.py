@@ -63,7 +63,11 @@ class PolicyContext:
 
 
 class PolicySession(Protocol):
-    """One episode's policy."""
+    """One episode's policy.
+
+    It may have `async def late(self) -> str`, which is asked where it has not acted in the episode's time: what is
+    wrong with its server, "" where it is the policy that takes so long. The reward of the first is invalid.
+    """
 
     async def act(self, messages: Sequence[Message]) -> str | Message | Sampled:
         """The next action, given the whole conversation so far. Raises PolicyError where the endpoint fails.
@@ -96,6 +100,11 @@ class SessionAround:
     async def act(self, messages: Sequence[Message]) -> str | Message | Sampled:
         """See `PolicySession.act`."""
         return await self.by(self.session, messages)
+
+    async def late(self) -> str:
+        """See `PolicySession`."""
+        late = getattr(self.session, "late", None)
+        return await late() if late is not None else ""
 
 
 @dataclass(slots=True, eq=False)

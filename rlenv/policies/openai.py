@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Literal
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
+from rlenv.concurrency.lanes import entered, here
 from rlenv.dialects.base import CHARS_PER_TOKEN
 from rlenv.dialects.built_in import broken_message, broken_schemas
 from rlenv.endpoints import REFUSED, Client, Endpoint
 from rlenv.endpoints.account import Completion, counted
-from rlenv.errors import EndpointError, PolicyError, UsageError
+from rlenv.errors import EndpointError, PolicyError, RewardError, UsageError
 from rlenv.language.spec import SamplingSpec
 from rlenv.messages import Message, Sampled, ToolCall
 from rlenv.policies.base import PolicyContext
+from rlenv.rewards.asking_again import Answered, Refused, in_turn
 from rlenv.secrets import host_of
 
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["MAX_TOKENS", "OpenAIPolicy"]
+__all__ = ["MAX_TOKENS", "OpenAIPolicy", "starts", "written"]
 
+_T = TypeVar("_T")
+_Request = Callable[..., Awaitable[_T]]
+_FIRST_TOKEN_S: Final = 30.0
+"""A server that is well gives the first token of an answer within so many seconds, or within its endpoint's `timeout_s`
+where that is less."""
 MAX_TOKENS: Final = 4096
 """The most tokens of an action in raw text where neither the sampling nor the spec has a limit; fewer where the
 server's context has no room for so many."""
@@ -36,7 +48,8 @@ _UNCLEAR: Final = frozenset((*REFUSED, 403, 451))
 """What a server answers to a conversation whose words it cannot take, and to every one where it is set up wrongly. No
 5xx is among them: a server that fails by chance would be taken for one that refuses."""
 
-_HARMLESS: Final = "ok"
+_HARMLESS: Final = "harmless "
+_FEW_TOKENS: Final = 16
 
 
 class OpenAIPolicy:
@@ -52,10 +65,14 @@ class OpenAIPolicy:
         http: connections that others use too, and which are left open; the policy has its own otherwise.
         mode: `tools` sends the tools' schemas and reads the server's own tool calls; `text` sends the prompt as raw
             text to `{base_url}/completions` and reads calls from the text by the spec's dialect.
+        asks_beside: the server may be asked for the first tokens of other answers, where it is late or fails: what a
+            policy brings about by its words is told from an outage so. A gateway that keeps every answer for training
+            wants False: there such an episode is invalid, and one whose time is over is scored.
         sampling: sent with every request; what is None is left to the server.
         seeded: the seed of the episode is sent where the sampling has none.
         timeout_s: for one request; what is tried again, and how, stands at `rlenv.endpoints.Endpoint`. After the
-            `retries` the episode's reward is invalid.
+            `retries` the episode's reward is invalid. An answer that is not there in time is waited for while the
+            server gives the first token of another like it, for as long as the retries would take.
     """
 
     name = "openai"
@@ -74,6 +91,7 @@ class OpenAIPolicy:
         timeout_s: float = 120.0,
         retries: int = 3,
         concurrency: int = 64,
+        asks_beside: bool = True,
     ) -> None:
         endpoint = Endpoint(
             name="",
@@ -86,7 +104,7 @@ class OpenAIPolicy:
             sampling=sampling if sampling is not None else SamplingSpec(),
         )
         self.mode: Literal["tools", "text"] = mode
-        self.seeded, self._endpoint, self._http = seeded, endpoint, http
+        self.seeded, self.asks_beside, self._endpoint, self._http = seeded, asks_beside, endpoint, http
         self._client: Client | None = None
         self.lost: EndpointError | None = None
         """The latest failure that ended an episode."""
@@ -136,9 +154,75 @@ def _headers(api_key: str | None, given: Mapping[str, str]) -> dict[str, str]:
     return {"Authorization": f"Bearer {api_key}", **given}
 
 
+async def beside(request: _Request[_T], endpoint: Endpoint, *, tokens: int = 1, tried: int = 1) -> _T:
+    """The first token of an answer, or the first few, which a server that is well soon has.
+
+    Raises:
+        EndpointError: it has not.
+    """
+    within_s = min(_FIRST_TOKEN_S, endpoint.timeout_s)
+    return await request(tokens=tokens, retries=0, tried=tried, timeout_s=within_s, is_beside=True)
+
+
+async def starts(request: _Request[Any], endpoint: Endpoint, *, tried: int = 1) -> bool:
+    """True where a server soon gives the first token of an answer, or refuses to end it there: it does not hang."""
+    try:
+        await beside(request, endpoint, tried=tried)
+    except EndpointError as error:
+        return error.status in REFUSED
+    return True
+
+
+async def written(request: _Request[_T], endpoint: Endpoint) -> _T:
+    """The answer to a request, however long a policy writes on it.
+
+    One that is not there in `timeout_s` would make the policy's own reward invalid, and one that is drawn again for
+    that would be shorter than what the policy writes. So it is waited for while the server gives first tokens, for as
+    long as its retries would take. The last try is a new request: one connection may hang beside a server that is well.
+
+    Raises:
+        EndpointError: what the request raises; or `is_late`: there is no answer, and where there were first tokens
+            beside the last two tries, `is_held`.
+    """
+    last, timeout_s, loop = endpoint.retries, endpoint.timeout_s, asyncio.get_running_loop()
+    well: list[bool] = []
+    watching: list[asyncio.Task[None]] = []
+
+    async def watch(limit: asyncio.Timeout, rounds: int) -> None:
+        for left in range(rounds, 0, -1):
+            well.append(await starts(request, endpoint, tried=len(well) + 1))
+            if left == 1 or not well[-1]:
+                break
+            await asyncio.sleep(timeout_s)
+        limit.reschedule(loop.time())
+
+    def begin(*given: Any) -> None:  # few requests are late, and a task for each would take a tenth of an episode
+        watching.append(loop.create_task(watch(*given)))
+
+    while len(well) <= last:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None) as limit:
+                late = loop.call_later(timeout_s, begin, limit, max(1, last - len(well)))
+                try:
+                    return await request(timeout_s=inf, tried=len(well))
+                finally:
+                    late.cancel()
+                    for task in watching:
+                        task.cancel()
+    told = f"no answer from the server of {endpoint.model} within {last + 1} times {timeout_s:.3g} s"
+    raise EndpointError(told, is_late=True, is_held=all(well[-2:]))
+
+
+async def _tried(request: _Request[_T]) -> Answered[_T] | Refused:
+    try:
+        return Answered(await request())
+    except EndpointError as error:
+        return Refused(str(error))
+
+
 class _Session:
     def __init__(self, policy: OpenAIPolicy, context: PolicyContext) -> None:
-        self._client, self._policy = policy.client, policy
+        self._client, self._policy, self._asks_beside = policy.client, policy, policy.asks_beside
         self._context = context
         self._is_text = policy.mode == "text"
         self._tools = broken_schemas(context.tools)
@@ -150,6 +234,7 @@ class _Session:
         """How many messages the episode began with, once they were answered."""
         self._is_over, self._actions = False, ""
         self._seen = 0
+        self._asking: Sequence[Message] | None = None
         self._before = 0
         """Tokens of the first prompt, as far as the server counts them."""
         self._used = 0
@@ -161,19 +246,24 @@ class _Session:
         most = self._left(new)
         if self._is_over or (most is not None and most < 1):
             return Sampled("", "length")
+        if new and self._is_text:  # the prompt, then each action and the observation that followed it
+            self._text += self._context.render_observation(new)
+        self._asking, around = messages, partial(self._answered, messages)
         try:
             with counted(self._context.account, "policy"):
-                answer = await (self._complete(new, most) if self._is_text else self._chat(messages, most))
+                answer = await self._asked(messages, most, around=around)
         except EndpointError as error:
             is_full = error.is_full or (error.status in REFUSED and _FULL.search(str(error)) is not None)
-            if self._first and (is_full or await self._is_own(error, messages, most)):
+            if error.is_held or (self._first and (is_full or await self._is_own(error, messages, most))):
                 # Its own words cannot be continued. Were its reward invalid, it could leave out its own sample.
                 self._is_over = not is_full
                 return Sampled("", "length")
             self._policy.lost = error
             # A request that is refused for what it holds is named apart.
             raise PolicyError(str(error), reason="refused" if error.status in REFUSED else None) from error
-        self._first = self._first or len(messages)
+        self._asking, self._first = None, self._first or len(messages)
+        if self._is_text:
+            self._text, self._actions = self._text + answer.message.content, self._actions + answer.message.content
         usage = answer.usage
         if usage.prompt_tokens:
             self._before = self._before or usage.prompt_tokens
@@ -182,6 +272,17 @@ class _Session:
         if tokens is None:
             return Sampled(action, answer.finish_reason)
         return Sampled(action, answer.finish_reason, tokens.ids, tokens.logprobs, tokens.prompt_ids)
+
+    async def late(self) -> str:
+        """What is wrong with the server that has not answered in the episode's time; "" where it gives first tokens."""
+        if self._asking is None or not self._asks_beside:
+            return ""
+        try:
+            with counted(self._context.account, "policy"):
+                await self._asked(self._asking, 1, around=partial(beside, endpoint=self._client.endpoint))
+        except EndpointError as error:
+            return "" if error.status in REFUSED else str(error)
+        return ""
 
     def _left(self, new: Sequence[Message]) -> int | None:
         """The most tokens of the next action; None where nobody limits them.
@@ -206,47 +307,97 @@ class _Session:
         for keeps_own in (False, True):
             try:
                 with counted(self._context.account, "policy"):
-                    await self._asked_with(messages, most, keeps_own=keeps_own)
+                    await self._asked(messages, most, keeps_own=keeps_own)
             except EndpointError as again:
                 return keeps_own and again.status in _UNCLEAR
         return False
 
-    async def _asked_with(self, messages: Sequence[Message], most: int | None, *, keeps_own: bool) -> None:
+    async def _answered(self, messages: Sequence[Message], request: _Request[Completion]) -> Completion:
+        """The answer to a conversation. A server that fails each time is asked in turn for what is known to work.
+
+        It may fail at what a policy writes now: then it has the first token of the same conversation. Or it fails at
+        what the policy wrote before: then it takes the same turns with harmless words, and none with the policy's own.
+
+        Raises:
+            EndpointError: `is_held` where it fails at the policy's words.
+        """
+        if not self._asks_beside:
+            return await request()
+        endpoint, begun = self._client.endpoint, time.monotonic()
+        soon = partial(beside, endpoint=endpoint)
+        try:
+            return await written(request, endpoint)
+        except EndpointError as error:
+            is_unclear = error.is_garbled or error.is_cut or (error.status or 0) >= 500
+            if error.is_held or not is_unclear:
+                raise
+            failed = error
+        tries, lane = endpoint.retries + 1, here()
+        took_s, within_s = (time.monotonic() - begun) / tries, endpoint.timeout_s * tries
+        is_now = await starts(request, endpoint, tried=tries)
+        if not is_now and not self._first:
+            raise failed  # it is the row's words
+
+        async def asked() -> None:
+            await self._asked(messages, 1, keeps_own=None if is_now else False, around=soon)
+            few = partial(soon, tokens=_FEW_TOKENS)
+            await self._asked((Message("user", _HARMLESS),), _FEW_TOKENS, text=_HARMLESS, around=few)
+
+        with entered(lane and lane.at("beside")):  # a replay does not ask these
+            known, very = partial(_tried, asked), partial(_tried, partial(request, retries=0, tried=tries))
+            if isinstance(await known(), Refused):
+                raise failed
+            try:
+                given = await in_turn(known, very, within_s=within_s, took_s=took_s)
+            except RewardError:
+                raise failed from None
+            own = partial(self._asked, messages, 1, keeps_own=True)
+            if given is None and not is_now and isinstance(await _tried(own), Answered):
+                raise failed
+        if given is None:
+            raise EndpointError(f"the server fails at the policy's words: {failed}", is_held=True) from failed
+        return given
+
+    async def _asked(
+        self,
+        messages: Sequence[Message],
+        most: int | None,
+        *,
+        keeps_own: bool | None = None,
+        text: str = "",
+        around: Callable[[_Request[Completion]], Awaitable[Completion]] | None = None,
+    ) -> Completion:
+        """The answer to a conversation, which is `text` where a policy of raw text has another one.
+
+        Args:
+            keeps_own: whether the policy's words are kept where all others are replaced; None replaces nothing.
+        """
+        context = self._context
         if self._is_text:
-            await self._continued(self._context.prompt_text + (self._actions if keeps_own else _HARMLESS), most)
-        else:
+            own = self._actions if keeps_own else _harmless(len(self._actions))
+            self._text = self._text or context.prompt_text
+            return await self._client.raw_text.complete(
+                text or (self._text if keeps_own is None else context.prompt_text + own),
+                max_tokens=MAX_TOKENS if most is None else most,
+                is_whole=context.prompt_is_whole,
+                stops=context.stops,
+                ends=context.turn_ends,
+                sampling=SamplingSpec(seed=self._seed),
+                around=around,
+            )
+        if keeps_own is not None:
             names = [str(tool["function"]["name"]) for tool in self._tools]
             later = _reworded(messages[self._first :], names, keeps_own=keeps_own)
-            await self._chat([*messages[: self._first], *later], most)
-
-    async def _chat(self, messages: Sequence[Message], most: int | None) -> Completion:
+            messages = [*messages[: self._first], *later]
         # The server makes tokens of these texts; what is neither the policy's nor the author's may not be one.
         said = [broken_message(message) for message in messages]
         sampling = SamplingSpec(seed=self._seed, max_tokens=most)
-        return await self._client.chat(said, tools=self._tools, sampling=sampling, is_fitted=True)
+        return await self._client.chat(said, tools=self._tools, sampling=sampling, is_fitted=True, around=around)
 
-    async def _complete(self, new: Sequence[Message], most: int | None) -> Completion:
-        # The raw text so far: the prompt, then each action and the observation that followed it.
-        context = self._context
-        if not self._text:
-            self._text = context.prompt_text
-        if new:
-            self._text += context.render_observation(new)
-        answer = await self._continued(self._text, most)
-        self._text += answer.message.content
-        self._actions += answer.message.content
-        return answer
 
-    async def _continued(self, text: str, most: int | None) -> Completion:
-        context = self._context
-        return await self._client.raw_text.complete(
-            text,
-            max_tokens=MAX_TOKENS if most is None else most,
-            is_whole=context.prompt_is_whole,
-            stops=context.stops,
-            ends=context.turn_ends,
-            sampling=SamplingSpec(seed=self._seed),
-        )
+def _harmless(chars: int) -> str:
+    """As many harmless characters as a text has, and some: a server may fail at how much there is."""
+    return _HARMLESS * (1 + chars // len(_HARMLESS))
 
 
 def _reworded(messages: Sequence[Message], names: Sequence[str], *, keeps_own: bool) -> list[Message]:
@@ -262,14 +413,14 @@ def _reworded(messages: Sequence[Message], names: Sequence[str], *, keeps_own: b
             if not keeps_own:
                 one = message.tool_calls[:1] if names else ()
                 calls = tuple(ToolCall(names[0], {}, id=call.id) for call in one)
-                said = "" if calls else _HARMLESS
+                said = _harmless(len(message.content) + sum(len(str(call)) for call in message.tool_calls))
                 message = replace(message, content=said, tool_calls=calls, thinking="", authored=())
             kept.update(call.id for call in message.tool_calls)
         elif message.role == "tool" and message.tool_call_id not in kept:
             if out and out[-1].role != "assistant":
                 continue
-            message = Message("user", _HARMLESS, images=message.images)
+            message = Message("user", _harmless(len(message.content)), images=message.images)
         else:
-            message = replace(message, content=_HARMLESS, authored=())
+            message = replace(message, content=_harmless(len(message.content)), authored=())
         out.append(message)
     return out

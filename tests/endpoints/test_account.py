@@ -123,17 +123,18 @@ def test_nothing_is_recorded_where_nothing_was_asked() -> None:
 
 
 def test_tries_that_failed_are_counted_with_the_one_that_did_not(tmp_path: Path) -> None:
-    given = [Reply(503, "busy"), Reply(drops=True), {"usage": {"prompt_tokens": 9, "completion_tokens": 1}}, "done"]
+    given: list[Any] = [Reply(503), Reply(drops=True), {"usage": {"prompt_tokens": 9, "completion_tokens": 1}}]
+    given += [Reply(503), "done"]
 
     def answer(body: Mapping[str, Any]) -> Any:
         made = given.pop(0)
         return Reply(200, made) if isinstance(made, dict) else made
 
-    # Three tries are no use, and the third of them has cost tokens; the policy's request is then given up.
+    # Three tries are no use, and the third of them has cost tokens, nor is one for a first token. It is then given up.
     (failed,) = play(tmp_path, RULE, answer)
     assert failed.failure is not None
     (usage,) = failed.usage
-    assert (usage.requests, usage.failed, usage.unknown) == (3, 3, 0)
+    assert (usage.requests, usage.failed, usage.unknown) == (4, 4, 0)
     assert (usage.prompt_tokens, usage.completion_tokens) == (9, 1)
     (played,) = play(tmp_path, RULE, answer)
     assert (played.usage[0].requests, played.usage[0].failed) == (1, 0)
@@ -141,12 +142,12 @@ def test_tries_that_failed_are_counted_with_the_one_that_did_not(tmp_path: Path)
 
 def test_a_request_that_nobody_waits_for_any_more_has_failed(tmp_path: Path) -> None:
     async def answer(body: Mapping[str, Any]) -> Any:
-        return await never()
+        return "Y" if body.get("max_tokens") == 1 else await never()
 
     (trajectory,) = play(tmp_path, RULE + "limits: {episode_s: 0.3}\n", answer)
     assert trajectory.reason == "time"
     (usage,) = trajectory.usage
-    assert (usage.role, usage.requests, usage.failed, usage.unknown) == ("policy", 1, 1, 0)
+    assert (usage.role, usage.requests, usage.failed, usage.unknown) == ("policy", 2, 1, 0)
 
 
 def test_replies_that_a_judge_cannot_use_are_failed_tries_with_their_tokens(tmp_path: Path) -> None:

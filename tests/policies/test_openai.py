@@ -14,9 +14,9 @@ from rlenv.cli.main import main
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.errors import UsageError
 from rlenv.language.spec import SamplingSpec
-from rlenv.messages import MalformedCall, Message
+from rlenv.messages import MalformedCall, Message, ToolCall
 from rlenv.policies.openai import OpenAIPolicy
-from rlenv.testing.endpoint import FakeEndpoint
+from rlenv.testing.endpoint import FakeEndpoint, Reply, never
 from rlenv.trajectory import Trajectory
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -329,7 +329,9 @@ def test_a_server_that_refuses_any_such_turn_makes_the_reward_invalid(
 def test_a_server_that_fails_by_chance_has_refused_no_words(make_environment: Any, status: int) -> None:
     """It answers the harmless turns and fails at the policy's: one try of each tells nothing."""
     is_refused = lambda body: "666" in _texts(body, "assistant")  # noqa: E731
-    trajectory = run(make_environment(), _once_it_spoke(_calls("666"), is_refused, status), retries=0)
+    trajectory = run(
+        make_environment(), _once_it_spoke(_calls("666"), is_refused, status), retries=0, asks_beside=False
+    )
     assert trajectory.reward.total is None
 
 
@@ -370,6 +372,135 @@ def test_raw_text_that_its_server_refuses_is_told_alike(make_environment: Any, i
 
     trajectory = run(make_environment(), handler, path="/v1/completions", mode="text", retries=0)
     assert trajectory.reward.total == (0.0 if is_own else None)
+
+
+def served(environment: Any, answer: Any, **options: Any) -> tuple[Trajectory, list[dict[str, Any]]]:
+    """An episode at a scripted server, and what that was asked."""
+
+    async def main() -> tuple[Trajectory, list[dict[str, Any]]]:
+        async with FakeEndpoint(answer) as server, asyncio.timeout(60):
+            policy = OpenAIPolicy(server.base_url, "toy", **options)
+            (trajectory,) = await rollout(environment, policy, [Job("train", 0, 3)])
+            await policy.aclose()
+            return trajectory, server.requests
+
+    return asyncio.run(main())
+
+
+def _is_first(body: Any) -> bool:
+    return body.get("max_tokens") == 1
+
+
+def _ending(trajectory: Trajectory) -> tuple[str, float | None]:
+    return trajectory.reason, trajectory.reward.total
+
+
+BOTH = pytest.mark.parametrize("mode", ["tools", "text"])
+
+
+@BOTH
+def test_an_answer_that_takes_longer_than_a_request_may_is_waited_for(make_environment: Any, mode: str) -> None:
+    """It is drawn once: of answers that are drawn again for their length the short ones would be left."""
+    firsts, enough = 0, asyncio.Event()
+
+    async def answer(body: Any) -> str:
+        nonlocal firsts
+        firsts += _is_first(body)
+        if firsts == 2:
+            enough.set()
+        if not _is_first(body):
+            await enough.wait()
+        return "<answer>5</answer>"
+
+    trajectory, asked = served(make_environment(), answer, mode=mode, timeout_s=0.2, concurrency=1)
+    assert trajectory.success is True
+    assert [_is_first(one) for one in asked] == [False, True, True]
+
+
+@BOTH
+@pytest.mark.parametrize("is_well", [True, False])
+def test_an_answer_without_end_is_scored_where_the_server_is_well(
+    make_environment: Any, mode: str, is_well: bool
+) -> None:
+    async def answer(body: Any) -> Any:
+        return "Y" if _is_first(body) and is_well else await never()
+
+    sampling = SamplingSpec(extra={"min_tokens": 9})
+    trajectory, asked = served(make_environment(), answer, mode=mode, timeout_s=0.1, retries=2, sampling=sampling)
+    assert _ending(trajectory) == (("turn_tokens", 0.0) if is_well else ("policy", None))
+    # A new request is made where the first may hang beside a server that is well, and after each that was not.
+    assert [_is_first(one) for one in asked] == ([False, True, True, False, True] if is_well else [False, True] * 3)
+    assert all(one["min_tokens"] == (1 if _is_first(one) else 9) for one in asked)
+
+
+def test_a_connection_that_hangs_beside_a_server_that_is_well_costs_no_number(make_environment: Any) -> None:
+    held = 0
+
+    async def answer(body: Any) -> Any:
+        nonlocal held
+        held += not _is_first(body)
+        return await never() if held == 1 and not _is_first(body) else "<answer>5</answer>"
+
+    trajectory, _ = served(make_environment(), answer, timeout_s=0.1, retries=2)
+    assert trajectory.success is True
+
+
+@BOTH
+@pytest.mark.parametrize("is_well", [True, False])
+def test_a_server_that_hangs_at_an_episodes_end_gives_no_number(
+    make_environment: Any, mode: str, is_well: bool
+) -> None:
+    async def answer(body: Any) -> Any:
+        return "Y" if _is_first(body) and is_well else await never()
+
+    trajectory, asked = served(make_environment(limits__episode_s=0.4), answer, mode=mode, timeout_s=1.0)
+    assert _ending(trajectory) == (("time", 0.0) if is_well else ("policy", None))
+    assert [_is_first(one) for one in asked] == [False, True]
+    trajectory, asked = served(make_environment(limits__episode_s=0.4), answer, mode=mode, asks_beside=False)
+    assert (_ending(trajectory), len(asked)) == (("time", 0.0), 1)  # a gateway that keeps every answer is asked once
+
+
+def _fails(body: Any, mode: str, word: str) -> bool:
+    said = body["prompt"] if mode == "text" else _texts(body, "assistant") + _texts(body, "tool")
+    return word in said
+
+
+_SPEAKS = 'tool_call>\n{"name": "calculate", "arguments": {"expression": "1330+3"}}\n</tool_call>'
+
+
+@BOTH
+@pytest.mark.parametrize("reply", [Reply(500), Reply(504), Reply(200, "<html>"), Reply(drops=True)])
+@pytest.mark.parametrize("word", ["1330+3", "1333", ""], ids=["its own", "a tool's", "any"])
+def test_a_server_that_fails_at_the_policys_own_words_leaves_its_sample_in(
+    make_environment: Any, mode: str, reply: Reply, word: str
+) -> None:
+    turns = 0
+
+    def answer(body: Any) -> Any:
+        nonlocal turns
+        turns += 1
+        if turns > 1 and _fails(body, mode, word):
+            return reply
+        return "<" + _SPEAKS if mode == "text" else calculates
+
+    calculates = Message("assistant", "", (ToolCall("calculate", {"expression": "1330+3"}, "c1"),))
+    trajectory, _ = served(make_environment(), answer, mode=mode, retries=1)
+    assert trajectory.reward.total == (0.0 if word == "1330+3" else None)
+    assert len(trajectory.turns) == 1 + (word == "1330+3")
+
+
+@BOTH
+@pytest.mark.parametrize("tokens", [16, 1, 0])
+def test_a_server_that_fails_at_what_is_written_is_told_from_one_that_cannot_write(
+    make_environment: Any, mode: str, tokens: int
+) -> None:
+    """An engine's parser may fail at what a policy writes. One that gives no few tokens of anything is out."""
+
+    def answer(body: Any) -> Any:
+        return "Y" if body.get("max_tokens", 4096) <= tokens else Reply(500)
+
+    trajectory, _ = served(make_environment(), answer, mode=mode, retries=1)
+    assert trajectory.reward.total == (0.0 if tokens == 16 else None)
 
 
 @pytest.mark.parametrize(

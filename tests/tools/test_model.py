@@ -188,8 +188,10 @@ rewards: {answered: {kind: rule, rule: answered}}
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Trajectory, FakeEndpoint]]:
     """Calls the agent once and answers with what it said."""
 
-    def played(answers: Any, keys: str = "", *, inner: str = INNER) -> tuple[Trajectory, FakeEndpoint]:
-        (tmp_path / "outer.yaml").write_text(OUTER % keys, encoding="utf-8")
+    def played(
+        answers: Any, keys: str = "", *, inner: str = INNER, outer: str = OUTER
+    ) -> tuple[Trajectory, FakeEndpoint]:
+        (tmp_path / "outer.yaml").write_text(outer % keys, encoding="utf-8")
         (tmp_path / "inner.yaml").write_text(inner, encoding="utf-8")
 
         async def main() -> tuple[Trajectory, FakeEndpoint]:
@@ -255,13 +257,19 @@ def test_the_agent_keeps_its_own_limits(play: Any) -> None:
     assert nested.reason == "turns"
 
 
-def test_an_agents_own_time_ends_it_however_long_its_call_may_take(play: Any) -> None:
+@pytest.mark.parametrize(
+    ("is_well", "text"), [(True, "did not answer within its time"), (False, "is not available at the moment")]
+)
+def test_an_agents_own_time_ends_it_however_long_its_call_may_take(play: Any, is_well: bool, text: str) -> None:
     async def answer(body: dict[str, Any]) -> Any:
-        return await never()
+        return "Y" if body.get("max_tokens") == 1 and is_well else await never()
 
-    trajectory, _ = play(answer, ", timeout_s: 600", inner=INNER.replace("episode_s: 20", "episode_s: 0.1"))
+    inner = INNER.replace("episode_s: 20", "episode_s: 0.1")
+    trajectory, _ = play(
+        answer, ", timeout_s: 600", inner=inner, outer=OUTER.replace("retries: 0", "retries: 0, timeout_s: 1")
+    )
     (result,) = trajectory.turns[0].results
-    assert result.text == "the agent helper did not answer within its time"
+    assert result.text == f"the agent helper {text}"
 
 
 def test_a_call_that_is_out_of_time_keeps_what_the_agent_did(play: Any) -> None:

@@ -54,8 +54,9 @@ async def play(
     model: str,
     api_key: str | None = None,
     sampling: rlenv.SamplingSpec | None = None,
+    asks_beside: bool = False,
 ) -> rlenv.Trajectory:
-    """Plays the episode of an address.
+    """Plays the episode of an address; `asks_beside` as for `rlenv.play_endpoint`.
 
     Raises:
         EpisodeError: its reward could not be measured, or the endpoint has failed.
@@ -65,6 +66,7 @@ async def play(
     ended = await rlenv.play_endpoint(
         environment_of(at.spec), base_url=base_url, model=model, api_key=api_key,
         task=at.task, split=at.split, seed=seed_of(at.seed, at.split, at.task), sampling=sampling,
+        asks_beside=asks_beside,
     )  # fmt: skip
     if ended.failure is not None:
         raise rlenv.EpisodeError(ended.failure.message, reason=ended.failure.reason)
@@ -127,7 +129,7 @@ async def art_rollout(model: Any, address: Mapping[str, Any], *, sampling: rlenv
     whole = (sampling or rlenv.SamplingSpec()).model_copy(update={"extra": asked})
     ended = await play(
         address, base_url=model.inference_base_url, model=model.get_inference_name(),
-        api_key=model.inference_api_key, sampling=whole,
+        api_key=model.inference_api_key, sampling=whole, asks_beside=True,
     )  # fmt: skip
     return art_trajectory(ended, tools=environment_of(str(address["rlenv"])).toolsets.of(ended.task).schemas)
 
