@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -102,7 +102,7 @@ class Desk:
         most: int = 1000,
         idle_s: float = 900.0,
         keep: Keep = lambda held, trajectory: None,
-        scored: Callable[[Held, str | None], Sequence[Message] | None] | None = None,
+        scored: Callable[[Held, str | None], Awaitable[Sequence[Message] | None]] | None = None,
         aside: Callable[[], Any] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -186,7 +186,7 @@ class Desk:
             if held.trajectory is None:
                 held.is_closing = True
                 if said is None or isinstance(said, str):
-                    said = self._scored(held, said) if self._scored is not None else said or []
+                    said = await self._scored(held, said) if self._scored is not None else said or []
                 try:
                     if said is None and not held.session.is_over:
                         held.session.episode.fail(

@@ -24,6 +24,7 @@ from array import array
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final, cast
@@ -43,6 +44,7 @@ from rlenv.hosts.http import MOST_BYTES, answer, bearer_of, json_of
 from rlenv.hosts.mcp_server import held_by, over_http
 from rlenv.hosts.wires import CHAT_FIELDS, as_chat, as_events, as_response, chat_chunks
 from rlenv.messages import Message
+from rlenv.policies.openai import starts, written
 from rlenv.runs.folder import KeptRun
 from rlenv.runs.schema import Facts, Tokens
 from rlenv.trajectory import Trajectory
@@ -59,7 +61,7 @@ _BEAT_S: Final = 10.0
 _MOST_RECEIVED: Final = 256_000_000
 """Characters of all requests of one episode, which are kept until it has ended."""
 _MOST_RESPONSES: Final = 1_000
-_PING: Final = {"messages": [{"role": "user", "content": "Say yes."}]}
+_CHAT: Final = "/chat/completions"
 _EVENTS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -79,6 +81,10 @@ class Recorded:
     """How many requests came behind the end."""
     scored: list[Exchange] = field(default_factory=list)
     """Those whose messages are the transcript that was scored."""
+    waiting: list[dict[str, Any]] = field(default_factory=list)
+    """Requests that the model's server has not answered yet."""
+    is_long: bool = False
+    """The model has written on one for longer than it may."""
     rows: list[Tokens] = field(default_factory=list)
     """The training rows, once the episode has ended."""
 
@@ -206,12 +212,16 @@ class Gateway:
         if record.asked > self._most or record.received > _MOST_RECEIVED or _is_over(held, deadline):
             return self._ended(held)
         sent = self._request(chat)
+        record.waiting.append(sent)
         try:
             with counted(episode.tools.account, "policy"):
-                answer = await self._client.post("/chat/completions", sent, deadline=deadline)
+                asking = partial(self._client.post, _CHAT, sent, deadline=deadline)
+                answer = await written(asking, self._client.endpoint)
                 completion = self._client.counted(read_chat, answer)
         except EndpointError as error:
-            return await self._failed(held, error, sent, is_late=time.monotonic() >= deadline)
+            return await self._failed(held, error, sent, is_over=time.monotonic() >= deadline)
+        finally:
+            record.waiting.remove(sent)
         parameters = {name: tool.parameters for name, tool in episode.toolset.tools.items()}
         if _is_over(held, deadline):  # what was asked beside it has used up the turns, or ended the episode
             return self._ended(held)
@@ -236,28 +246,28 @@ class Gateway:
         return sent | own | ({"max_tokens": min(limits)} if limits else {}) | (_ASKED_FOR if self._wants_ids else {})
 
     async def _failed(
-        self, held: Held, error: EndpointError, sent: Mapping[str, Any], *, is_late: bool
+        self, held: Held, error: EndpointError, sent: Mapping[str, Any], *, is_over: bool
     ) -> Exchange | web.Response:
         """What an agent is told where its model did not answer. An outage ends the episode; whether a fault of the
-        server's is one is asked beside it, since a request may have made it fail. One that is not answered in time is
-        asked for a single token: where that comes, the model writes for longer, and could leave out its own sample."""
-        if is_late or held.is_closing:
+        server's is one is asked beside it, since a request may have made it fail. A model that writes for longer than
+        it may (`written`), also than the episode, is no outage: it could leave out its own sample."""
+        held.aside.is_long |= error.is_held or (is_over and await self._starts(sent))
+        if held.is_closing or (is_over and held.aside.is_long):
             return self._ended(held)
         if error.status in REFUSED:
             return refusal(400, str(error))
-        beside = sent if error.is_late else _PING if error.status is not None or error.is_garbled else None
-        if beside is not None and await self._answers(beside):
+        ping = {"messages": [{"role": "user", "content": "Say yes."}], **self._client.body(None)}
+        is_unclear = error.status is not None or error.is_garbled
+        is_own = error.is_held or (is_unclear and await self._starts(ping))
+        if held.is_closing:
+            return self._ended(held)
+        if is_own:
             return refusal(400, f"the model's server fails at this request: {error}")
         held.session.episode.fail("policy", str(error))
         return refusal(503, "the model does not answer; the episode is over", code="episode_over")
 
-    async def _answers(self, request: Mapping[str, Any]) -> bool:
-        ping = {**request, **self._client.body(None), "max_tokens": 1}
-        try:
-            await self._client.post("/chat/completions", ping, deadline=time.monotonic() + _BEAT_S)
-        except EndpointError:
-            return False
-        return True
+    async def _starts(self, sent: Mapping[str, Any]) -> bool:
+        return await starts(partial(self._client.post, _CHAT, sent), self._client.endpoint)
 
     def _plain(self, answer: Mapping[str, Any], completion: Completion) -> dict[str, Any]:
         """An answer in the form that clients expect, as it was read; what else the server says is left out."""
@@ -277,12 +287,17 @@ class Gateway:
 
     # The end
 
-    def _scored(self, held: Held, answer: str | None) -> Sequence[Message] | None:
+    async def _scored(self, held: Held, answer: str | None) -> Sequence[Message] | None:
+        if held.aside.waiting:
+            held.aside.is_long = await self._starts(held.aside.waiting[-1])
+            if not held.aside.is_long:  # and so its agent gave up
+                held.session.episode.fail("policy", "the model does not answer")
         held.aside.scored = told_of(held.aside.exchanges)
         said = [one.message for one in held.aside.scored]
         if answer is not None:  # of the driver's, as out of a file: it stands in the place of the model's last words
             said = [*(said if said and said[-1].tool_calls else said[:-1]), Message("assistant", answer)]
-        return matched(said, held.made) if said or held.aside.exchanges or held.made else None
+        has_acted = said or held.aside.exchanges or held.made or held.aside.is_long
+        return matched(said, held.made) if has_acted else None
 
     def _keep(self, held: Held, trajectory: Trajectory) -> None:
         rows, exchanges = rows_of(held.aside.until_end(held.session.covered)), held.aside.exchanges

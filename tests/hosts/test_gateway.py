@@ -211,12 +211,38 @@ def test_a_model_that_writes_for_too_long_leaves_out_no_sample_of_its_own(tmp_pa
         seat = await seat_of(ask)
         asked = {"messages": seat["messages"], "tools": seat["tools"]}
         status, _ = await ask("POST", f"{seat['base_url']}/chat/completions", asked)
-        whole, beside = model.requests
+        whole, beside, *_ = model.requests
         assert beside == {**whole, "max_tokens": 1}
-        return status, await finished(ask, seat, answer="<answer>7</answer>")
+        return status, await finished(ask, seat)
 
-    status, ended = gateway(answer, tmp_path, play, timeout_s=2.0)
+    status, ended = gateway(answer, tmp_path, play, timeout_s=0.3, retries=1)
     assert (status, ended["success"]) == ((400, False) if is_well else (503, None))
+
+
+@pytest.mark.parametrize("is_well", [True, False])
+@pytest.mark.parametrize("by", ["time", "driver"])
+def test_an_episode_that_ends_while_its_model_hangs_has_no_number(tmp_path: Path, is_well: bool, by: str) -> None:
+    asked_for = asyncio.Event()
+
+    async def answer(body: Any) -> Any:
+        asked_for.set()
+        return "Y" if body.get("max_tokens") == 1 and is_well else await never()
+
+    async def play(ask: Asks, model: FakeEndpoint) -> Any:
+        seat = await seat_of(ask)
+        address = f"{seat['base_url']}/chat/completions"
+        asking = asyncio.ensure_future(ask("POST", address, {"messages": seat["messages"]}))
+        await (asked_for.wait() if by == "driver" else asking)
+        ended = await finished(ask, seat)
+        asking.cancel()
+        return ended
+
+    seconds = 0.5 if by == "time" else 300
+    spec = SPEC.replace("turns: 3", f"turns: 3, episode_s: {seconds}")
+    ended = gateway(answer, tmp_path, play, spec=spec, timeout_s=2.0, retries=1)
+    assert (ended["success"], ended["failure"] and ended["failure"]["reason"]) == (
+        (False, None) if is_well else (None, "policy")
+    )
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,13 @@ class Clock:
         return self.now
 
 
+def told(seen: Callable[[Any], Any]) -> Any:
+    async def scored(held: Held, said: str | None) -> Any:
+        return seen(said)
+
+    return scored
+
+
 def at_desk(environment: Any, work: Any, **keys: Any) -> Any:
     """What `work` gives of a desk that nobody reaps by himself, its clock, and what it has kept."""
     clock, kept = Clock(), list[tuple[str, str]]()
@@ -190,7 +197,7 @@ def test_who_leaves_is_scored_by_what_the_server_has_seen(
         assert (ended.reason, ended.reward.total, desk.open) == (reason, total, 0)
         assert kept == [(held.id, reason)]
 
-    at_desk(make_environment(), work, scored=None if seen is None else lambda held, said: seen)
+    at_desk(make_environment(), work, scored=None if seen is None else told(lambda said: seen))
 
 
 def test_an_agent_that_did_nothing_at_all_has_no_number(make_environment: Any) -> None:
@@ -198,7 +205,7 @@ def test_an_agent_that_did_nothing_at_all_has_no_number(make_environment: Any) -
         ended = await desk.finish(await desk.start())
         assert (ended.reason, ended.reward.total) == ("client", None)
 
-    at_desk(make_environment(), work, scored=lambda held, said: None)
+    at_desk(make_environment(), work, scored=told(lambda said: None))
 
 
 def test_an_episode_is_left_once_nobody_has_asked_for_so_long_and_then_forgotten(make_environment: Any) -> None:
@@ -249,7 +256,7 @@ def test_a_desk_that_is_left_ends_what_is_open(make_environment: Any) -> None:
         assert left.trajectory is not None
         assert left.trajectory.reward.total is None
 
-    at_desk(make_environment(), work, scored=lambda held, said: [Message("assistant", said)] if said else [])
+    at_desk(make_environment(), work, scored=told(lambda said: [Message("assistant", said)] if said else []))
 
 
 @in_loop
