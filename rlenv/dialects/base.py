@@ -20,8 +20,8 @@ from rlenv.language.templates import Template, TemplateError
 from rlenv.messages import MalformedCall, Message, ParsedAction, ToolCall, ToolResult
 
 __all__ = ["CUT_NOTE", "Cut", "Dialect", "Path", "RowFault", "SameTurn", "Show", "calls_of", "cut_chars", "fault_of"]
-__all__ += ["listed", "malformed_call", "parsed_action", "place_of_form", "result_messages", "shower", "shown"]
-__all__ += ["told_of_cut", "tool_call", "without_note"]
+__all__ += ["first_calls", "listed", "malformed_call", "parsed_action", "place_of_form", "result_messages", "shower"]
+__all__ += ["shown", "told_of_cut", "tool_call", "without_note"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,17 @@ class Dialect(Protocol):
 malformed_call = quick(MalformedCall)
 parsed_action = quick(ParsedAction)
 tool_call = quick(ToolCall)
+
+
+def first_calls(calls: tuple[ToolCall | MalformedCall, ...], most: int) -> tuple[ToolCall | MalformedCall, ...]:
+    """The first `most` calls; where only later ones cannot be read, the last is one of these: no answer is beside it.
+
+    One action may write a hundred thousand, and whoever looks at an episode looks at each.
+    """
+    if len(calls) <= most:
+        return calls
+    broken = next((call for call in calls[most:] if isinstance(call, MalformedCall)), calls[most - 1])
+    return (*calls[: most - 1], broken)
 
 
 Cut = Callable[[str], str]

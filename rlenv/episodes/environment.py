@@ -14,7 +14,7 @@ from rlenv._base.strict_json import value_fault
 from rlenv.calls.executor import Executor
 from rlenv.calls.toolsets import ToolSet, ToolSets
 from rlenv.concurrency.scope import Scope
-from rlenv.dialects.base import Cut, SameTurn, cut_chars, shower
+from rlenv.dialects.base import Cut, SameTurn, cut_chars, first_calls, shower
 from rlenv.dialects.built_in import broken_message, find_mark
 from rlenv.episodes.compile import Parts, compile_parts, messages_of
 from rlenv.episodes.episode import Episode
@@ -40,7 +40,7 @@ from rlenv.users.kinds import Players
 __all__ = ["MAX_ACTION", "Environment", "load"]
 
 _MAX_SHOWN = 10_000
-MAX_ACTION = 1_000_000
+MAX_ACTION, MAX_CALLS = 1_000_000, 1_000
 _OPENING = "(The user's first message.)"
 
 
@@ -381,15 +381,17 @@ class Environment:
 
         Families that write arguments without types read them by the schemas of `toolset`, the episode's. Of a text
         beyond 1,000,000 characters the first are taken, as if the sampler had stopped there: reading is linear, and
-        holds the event loop.
+        holds the event loop. Of more calls than `MAX_CALLS`, and than may be run in a turn, the first are kept.
         """
         dialect, tools = self.parts.dialect, (toolset or self.toolsets.all).tools
         if isinstance(action, str):
             action = action[:MAX_ACTION]
         elif len(action.content) > MAX_ACTION:
             action = replace(action, content=action.content[:MAX_ACTION])
+        most = max(MAX_CALLS, self.limits.calls_per_turn)
         if isinstance(action, str):
-            return action, dialect.parse(action, tools)
+            read = dialect.parse(action, tools)
+            return action, read if len(read.calls) <= most else replace(read, calls=first_calls(read.calls, most))
         # The server has split thinking off: what a family's prompt leaves open is closed before the content is read.
         content = dialect.render_action(Message("assistant", action.content))
         read = dialect.parse(content, tools)
@@ -398,7 +400,7 @@ class Environment:
         if not action.tool_calls:
             return content, read
         # Structured calls win over text that looks like a call: the server has already split the two.
-        calls = tuple(map(sound, action.tool_calls))
+        calls = tuple(map(sound, first_calls(action.tool_calls, most)))
         text = dialect.render_action(replace(action, tool_calls=calls))
         # Where the family writes calls in front, the content stands elsewhere than where it was read.
         places = read.content_at if text.startswith(content) else ()

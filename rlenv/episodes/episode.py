@@ -23,7 +23,7 @@ from rlenv.concurrency.lanes import entered, here
 from rlenv.concurrency.threads import ThreadPool
 from rlenv.dialects.base import CHARS_PER_TOKEN, Cut, result_messages, told_of_cut
 from rlenv.endpoints.account import counted
-from rlenv.episodes.tools import EpisodeReward, EpisodeTools, end_of
+from rlenv.episodes.tools import EpisodeReward, EpisodeTools, end_of, length_of
 from rlenv.errors import CassetteError, EpisodeError, UsageError
 from rlenv.messages import Message, Observation, ParsedAction, Sampled, ToolResult
 from rlenv.rewards import answer as answers
@@ -347,10 +347,10 @@ class Episode:
 
     async def read(self, action: str | Message) -> tuple[str, ParsedAction]:
         """The action's text and its reading; the slowest text of a megabyte takes seconds, and several come at once."""
-        size = len(action if isinstance(action, str) else action.content)
-        if size <= _READ_AT_ONCE:
+        length = len(action) if isinstance(action, str) else length_of(action, _LONG)
+        if length <= _READ_AT_ONCE:
             return self.environment.parse(action, self.tools.toolset)
-        reader = _reader if size <= _LONG else _long_reader
+        reader = _reader if length <= _LONG else _long_reader
         read: tuple[str, ParsedAction] = await reader.call(self.environment.parse, action, self.tools.toolset)
         return read
 

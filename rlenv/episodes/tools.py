@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from rlenv._base.bounded import quick
+from rlenv._base.bounded import quick, size
 from rlenv.calls.taped import not_run
 from rlenv.calls.toolsets import ToolSet
 from rlenv.concurrency.lanes import entered, here
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 _MOST_LEFT_OUT: Final = 64
 """Calls over a limit that are answered one by one."""
+_CALL_CHARS: Final = 64
+"""What a call takes beside its name and its arguments, in characters that take as long to read."""
 _CALL_SHARE: Final = 0.3
 _NOT_MADE: Final = "Not run: the call was written and not made."
 _BESIDE: Final = "Not run: an answer in the same action ended the episode."
@@ -298,6 +300,16 @@ def end_of(results: Sequence[ToolResult]) -> tuple[int, str]:
         if result.details and (end := result.details.get("ends")):
             return at, end
     return -1, ""
+
+
+def length_of(message: Message, limit: int) -> int:
+    """About how many characters a message with its calls takes as text; looking ends past `limit`."""
+    length = len(message.content)
+    for call in message.tool_calls:
+        length += _CALL_CHARS + size((call.name, getattr(call, "arguments", ""), getattr(call, "text", "")), limit)
+        if length > limit:
+            break
+    return length
 
 
 class EpisodeReward:

@@ -36,6 +36,7 @@ Material = str | Sequence[Mapping[str, str]]
 # beyond ASCII.
 _ESCAPES: Final = str.maketrans({sign: f"\\u{ord(sign):04x}" for sign in "<>[]{}|~`"})
 _LEAST: Final = 32
+_MOST_UNANSWERED: Final = 64
 _HASHED_AT_ONCE: Final = 1 << 20
 """Characters that are hashed on the event loop; more in a thread."""
 
@@ -107,12 +108,16 @@ def _json(value: Any) -> str:
 def transcript(turns: Sequence[Turn]) -> list[dict[str, str]]:
     """An episode as a judge may read it: what the policy wrote, thinking left out, and what tools and users answered.
 
-    One entry each: `role` is `assistant`, `call` (with the name of the tool), `tool` (with its `name`) or `user`.
+    One entry each: `role` is `assistant`, `call` (with the name of the tool), `tool` (with its `name`) or `user`. Very
+    many calls that were not answered are a `note` of how many.
     """
     entries: list[dict[str, str]] = []
     for turn in turns:
         entries.append({"role": "assistant", "text": turn.parsed.content})
-        entries += [{"role": "call", "text": call.name or ""} for call in turn.parsed.calls]
+        most = max(len(turn.results), _MOST_UNANSWERED)  # one action may write ten thousand
+        entries += [{"role": "call", "text": call.name or ""} for call in turn.parsed.calls[:most]]
+        if more := turn.parsed.calls[most:]:
+            entries.append({"role": "note", "text": f"({len(more)} calls left out)"})
         entries += [{"role": "tool", "name": result.name, "text": result.text} for result in turn.results]
         if turn.observation is not None:
             said = [message.content for message in turn.observation.messages if message.role == "user"]

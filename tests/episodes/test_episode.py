@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rlenv.dialects.base import CHARS_PER_TOKEN, CUT_NOTE
-from rlenv.episodes.environment import Environment
+from rlenv.episodes.environment import MAX_CALLS, Environment
 from rlenv.episodes.episode import Step
 from rlenv.errors import UsageError
 from rlenv.messages import MalformedCall, Message, Sampled, ToolCall
@@ -664,11 +664,32 @@ def test_a_long_action_is_read_beside_the_event_loop(environment: Environment) -
             episode.environment = Watched()  # type: ignore[assignment]
             await episode.step(call("echo", text="x" * 10_000))
             await episode.step(call("echo", text="x"))
+            for texts in (["x"] * 500, ["x" * 10_000]):  # as data
+                await episode.step(Message("assistant", "", tuple([ToolCall("echo", {"text": one}) for one in texts])))
             return await episode.truncate("tokens", action="<answer>5</answer>" + "x" * 10_000)
 
     trajectory = asyncio.run(asyncio.wait_for(work(), 60))
-    assert [thread == threading.get_ident() for thread in read_by] == [False, True, False]
+    assert [thread == threading.get_ident() for thread in read_by] == [False, True, False, False, False]
     assert trajectory.answer == "5"
+
+
+@pytest.mark.parametrize("over", [0, 1, 5_000])
+@pytest.mark.parametrize("as_message", [False, True])
+def test_of_very_many_calls_the_first_are_kept_and_one_that_cannot_be_read(
+    environment: Environment, as_message: bool, over: int
+) -> None:
+    count = MAX_CALLS + over - 1
+    good, bad = ToolCall("echo", {"text": "x"}), MalformedCall("{", "no JSON", name="echo")
+    written = call("echo", text="x") * count
+    for broken, end in ((good, call("echo", text="x")), (bad, "<tool_call>{</tool_call>")):
+        action = Message("assistant", "", (*[good] * count, broken)) if as_message else written + end
+        kept = environment.parse(action)[1].calls
+        assert (len(kept), {type(one) for one in kept[:-1]}, type(kept[-1])) == (MAX_CALLS, {ToolCall}, type(broken))
+
+
+def test_as_many_calls_are_kept_as_may_be_run(make_environment: Any) -> None:
+    environment = make_environment(limits__calls_per_turn=MAX_CALLS + 2)
+    assert len(environment.parse(call("echo", text="x") * (MAX_CALLS + 5))[1].calls) == MAX_CALLS + 2
 
 
 def test_an_action_waits_for_no_other_that_is_much_longer(environment: Environment) -> None:
@@ -918,7 +939,7 @@ def test_an_episode_that_fails_as_it_opens_plays_nothing_and_its_first_step_says
 
 
 @pytest.mark.parametrize(
-    ("over", "more"), [(63, ""), (64, ""), (65, " 1 more are left out."), (1064, " 1,000 more are left out.")]
+    ("over", "more"), [(63, ""), (64, ""), (65, " 1 more are left out."), (564, " 500 more are left out.")]
 )
 def test_calls_over_a_limit_are_answered_one_by_one_up_to_a_number(
     environment: Environment, over: int, more: str

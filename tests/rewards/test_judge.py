@@ -403,3 +403,9 @@ def test_what_a_judge_reads_of_an_episode_has_each_word_by_who_said_it() -> None
         {"role": "user", "text": "and?"},
         {"role": "assistant", "text": "b"},
     ]
+
+
+def test_what_a_judge_reads_of_very_many_calls_is_how_many_there_were() -> None:
+    entries = transcript([turn("a", calls=[ToolCall("look", {})] * 1_000, results=[ToolResult("look", "seen")] * 3)])
+    assert [entry["role"] for entry in entries] == ["assistant", *["call"] * 64, "note", *["tool"] * 3]
+    assert entries[65]["text"] == "(936 calls left out)"
