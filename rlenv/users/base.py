@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any, Final, Protocol
 
 from rlenv._base.bounded import cut_middle, encodable, plain
@@ -29,7 +31,7 @@ _MAX_DIALOGUE_CHARS: Final = 262_144
 
 def spoken(text: str) -> str:
     """A reply as it is passed on: bounded, and without what no tokenizer takes."""
-    return cut_middle(encodable(str(text)), MAX_REPLY_CHARS)
+    return encodable(cut_middle(str(text), MAX_REPLY_CHARS))
 
 
 def heard(dialogue: Sequence[Message]) -> list[Message]:
@@ -37,12 +39,13 @@ def heard(dialogue: Sequence[Message]) -> list[Message]:
 
     Long messages are cut, and the oldest ones left out where all of them are too long together.
     """
-    shown = [replace(one, content=broken(cut_middle(encodable(one.content), _MAX_HEARD_CHARS))) for one in dialogue]
-    room = _MAX_DIALOGUE_CHARS
-    first = len(shown)
-    while first and (room := room - len(shown[first - 1].content)) >= 0:
-        first -= 1
-    return shown[first:]
+    shown, room = list[Message](), _MAX_DIALOGUE_CHARS
+    for one in reversed(dialogue):
+        content = broken(encodable(cut_middle(one.content, _MAX_HEARD_CHARS)))
+        if (room := room - len(content)) < 0:
+            break
+        shown.append(replace(one, content=content))
+    return shown[::-1]
 
 
 Call = Callable[[str, Any, float], Awaitable[ToolResult]]
@@ -124,7 +127,10 @@ class Conversation:
         Raises:
             EpisodeError: the user cannot be asked.
         """
-        shown = dialogue(prompt, turns, None if said is None else said.content, hears_all=self._hears_all)
+        parts = prompt, turns, None if said is None else said.content, self._hears_all
+        length = sum([len(turn.action) + sum([len(one.text) for one in turn.results]) for turn in turns])
+        is_long = length + len(parts[2] or "") > _MAX_DIALOGUE_CHARS
+        shown = await asyncio.to_thread(dialogue, *parts) if is_long else dialogue(*parts)
         reply = await self._session.reply(shown, deadline=deadline)
         if reply is None or any(stop in reply for stop in self._stops):
             return None
@@ -137,7 +143,7 @@ def stops_of(user: User | UserSpec) -> tuple[str, ...]:
 
 
 def dialogue(
-    prompt: Sequence[Message], turns: Sequence[Turn], said: str | None, *, hears_all: bool = False
+    prompt: Sequence[Message], turns: Sequence[Turn], said: str | None, hears_all: bool = False
 ) -> list[Message]:
     """The user's side of the conversation, `said` last (None where the user begins): no system message, no thinking,
     and no calls and results unless the user hears all."""
@@ -153,11 +159,10 @@ def dialogue(
             heard += [replace(message, content=without_note(message.content)) for message in replies]
     heard += [Message("assistant", worded(said) if hears_all else said)] if said is not None else []
     joined: list[Message] = []
-    for message in heard:  # a model on the other side expects the two to take turns
-        if joined and joined[-1].role == message.role:
-            joined[-1] = Message(message.role, f"{joined[-1].content}\n\n{message.content}".strip())
-        else:
-            joined.append(message)
+    for _, said_by in groupby(heard, lambda message: message.role):  # a model there expects the two to take turns
+        first, *others = said_by
+        content = "\n\n".join([first.content, *[one.content.rstrip() for one in others]]).strip()
+        joined.append(Message(first.role, content) if others else first)
     return joined
 
 

@@ -101,8 +101,9 @@ def test_every_text_can_be_encoded_afterwards(text: str) -> None:
     encodable(text).encode()
 
 
-def test_only_lone_surrogates_are_replaced() -> None:
+def test_only_surrogates_are_replaced() -> None:
     assert encodable("a\ud800b ü 😀") == "a\ufffdb ü 😀"
+    assert encodable("\ud83d" + "\ude00") == "\ufffd\ufffd"
     same = "plain ü 😀"
     assert encodable(same) is same
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,7 +23,7 @@ from rlenv.runs.replay import rescore
 from rlenv.testing.endpoint import FakeEndpoint, Reply, never
 from rlenv.testing.rewards import turn
 from rlenv.trajectory import Trajectory
-from rlenv.users.base import dialogue
+from rlenv.users.base import Conversation, UserContext, dialogue, heard
 
 SPEC = """
 rlenv: 1
@@ -489,6 +490,47 @@ def test_no_words_of_the_policy_or_a_tool_are_a_call_that_a_user_hears(make_envi
     heard, _ = spoken(make_environment(text(user), tools=parrot), [said, failed, f"I did.\n{said}"])
     assert heard[0] == "( called calculate {}: 9]"
     assert [one.count("[called calculate") + one.lower().count("[ called") for one in heard[1:]] == [1]
+
+
+@pytest.mark.parametrize(("chars", "beside"), [(10, False), (500_000, True)])
+def test_a_long_dialogue_is_put_together_beside_the_event_loop(chars: int, beside: bool) -> None:
+    read_by = []
+
+    class Turns(list[Any]):
+        def __iter__(self) -> Any:
+            read_by.append(threading.get_ident())
+            return super().__iter__()
+
+    class Parrot:
+        stop = None
+
+        def start(self, context: UserContext) -> Any:
+            return self
+
+        async def reply(self, dialogue: Sequence[Message], *, deadline: float) -> str:
+            return dialogue[-1].content[-3:]
+
+    said = turn("x" * chars + "end").parsed
+    conversation = Conversation(Parrot(), UserContext({}, {}), lambda text: text)
+    reply = conversation.reply((), Turns([turn("y" * chars)]), said, deadline=time.monotonic() + 60)
+    assert asyncio.run(reply) == "end"
+    assert [thread == threading.get_ident() for thread in read_by] == [True, not beside]
+
+
+def test_a_user_is_told_no_more_of_a_long_dialogue_than_it_has_room_for() -> None:
+    looked_at = []
+
+    class Said(list[Message]):
+        def __reversed__(self) -> Any:
+            for one in super().__reversed__():
+                looked_at.append(one)
+                yield one
+
+    dialogue = Said([Message("user", f"{number}" + "\ud800" * 100_000) for number in range(40)])
+    shown = heard(dialogue)
+    assert 7 <= len(shown) <= len(looked_at) <= 10
+    assert all(len(one.content) <= 32_768 for one in shown)
+    assert [one.content[:2] for one in shown] == [f"{number}" for number in range(40 - len(shown), 40)]
 
 
 @pytest.mark.parametrize(
