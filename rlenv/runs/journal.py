@@ -279,7 +279,6 @@ LONG_BYTES: Final = 256_000
 """A text of more bytes stands beside the record."""
 
 _IMAGE: Final = re.compile(rb'(\{"mime":"[^"\\]*(?:\\.[^"\\]*)*","base64":)"([A-Za-z0-9+/]+=*)"\}')
-_STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
 _NAME: Final = re.compile(rb'\{"rlenv\.(base64|text)":"([0-9a-f]{64})"\}')
 _MOST_OF_A_BLOB: Final = 1_000_000_000
 _BLOB: Final = re.compile(r"[0-9a-f]{64}(\.[a-z0-9-]+\.tmp)?")
@@ -288,6 +287,21 @@ _BLOB: Final = re.compile(r"[0-9a-f]{64}(\.[a-z0-9-]+\.tmp)?")
 def blob_of(run: Path, name: str) -> Path:
     """The path of the blob with a name."""
     return run / "blobs" / name[:2] / name
+
+
+def _long_strings(text: bytes) -> list[tuple[int, int]]:
+    """Where strings of more than `LONG_BYTES` bytes stand in a JSON text, keys left out, quotes included.
+
+    A policy may write a million signs to escape, and ten thousand calls: a pattern would look at each.
+    """
+    bare = text.replace(rb"\\", b"..").replace(rb"\"", b"..") if b"\\" in text else text
+    found, at = [], 0
+    for index, size in enumerate(map(len, bare.split(b'"'))):  # every other part stands in quotes
+        end = at + size
+        if size + 2 > LONG_BYTES and index % 2 and text[end + 1 : end + 2] != b":":
+            found.append((at - 1, end + 1))
+        at = end + 1
+    return found
 
 
 class Blobs:
@@ -318,14 +332,12 @@ class Blobs:
                 return found[0]
             return found[1] + named("base64", data) + b"}" if b64encode(data) == found[2] else found[0]
 
-        def text(found: re.Match[bytes]) -> bytes:
-            if len(found[0]) <= LONG_BYTES or found.string[found.end() : found.end() + 1] == b":":
-                return found[0]
+        def text(found: bytes) -> bytes:
             try:
-                said = orjson.loads(found[0])
+                said = orjson.loads(found)
             except orjson.JSONDecodeError:  # a lone surrogate, which UTF-8 cannot hold
-                return found[0]
-            return named("text", said.encode()) if orjson.dumps(said) == found[0] else found[0]
+                return found
+            return named("text", said.encode()) if orjson.dumps(said) == found else found
 
         def named(kind: str, data: bytes) -> bytes:
             name = self._put(data)
@@ -333,7 +345,12 @@ class Blobs:
             return f'{{"rlenv.{kind}":"{name}"}}'.encode()
 
         taken = [_IMAGE.sub(image, one) if b'","base64":"' in one else one for one in texts]
-        return [_STRING.sub(text, one) if len(one) > LONG_BYTES else one for one in taken], list(names)
+        for index, one in enumerate(taken):
+            if len(one) > LONG_BYTES and (found := _long_strings(one)):
+                ends = [0, *(end for _, end in found)]
+                parts = [(one[at:start], text(one[start:end])) for at, (start, end) in zip(ends, found, strict=False)]
+                taken[index] = b"".join([*sum(parts, ()), one[ends[-1] :]])
+        return taken, list(names)
 
     def _put(self, data: bytes) -> str:
         name = hashlib.sha256(data).hexdigest()

@@ -14,7 +14,6 @@ import io
 import itertools
 import json
 import os
-import re
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,7 +47,6 @@ MAX_WHOLE_BYTES = 256_000_000
 _PIECE = 1 << 20
 _MAX_QUOTE = 20_000
 _MAX_PARQUET_ROWS = 100_000_000
-_LONG_NUMBER = re.compile(rb"\d{19}")
 
 
 class UnfitFile(UsageError):
@@ -224,7 +222,7 @@ def _json(text: bytes) -> Any:
     """
     read = orjson.loads(text)
     written = text.decode()
-    if has_keys(written, count_keys(read) if isinstance(read, (dict, list)) else 0) and not _LONG_NUMBER.search(text):
+    if isinstance(read, (dict, list)) and has_keys(written, count_keys(read)):
         return read
     try:  # orjson makes a float of an integer beyond 64 bits, and keeps the last of two keys
         return json.loads(written, object_pairs_hook=unique)

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pyarrow.parquet as pq
 import pytest
 
@@ -524,6 +525,18 @@ def test_a_key_and_a_text_that_spells_a_name_stay_in_the_record(tmp_path: Path) 
     for held in ({long: 1}, {"a": long, "b": {"rlenv.text": "0" * 64}}):
         record = json.dumps(held, separators=(",", ":")).encode()
         assert blobs.taken_out(record) == ([record], [])
+
+
+@pytest.mark.parametrize("sign", ['"', "\\", '\\"', "\x00", "é", "\u2028", ": ", ",", '","'])
+def test_whatever_a_long_text_is_made_of_it_alone_is_taken_out_and_comes_back(tmp_path: Path, sign: str) -> None:
+    blobs = Blobs(tmp_path, "w")
+    held = {
+        sign: [{sign: sign}, "\\", list(range(100_000)), sign * LONG_BYTES, {sign * 3: sign * LONG_BYTES}, '"', sign]
+    }
+    record = orjson.dumps(held)
+    (written,), names = blobs.taken_out(record)
+    assert (len(names), len(written) < 700_000) == (1, True)
+    assert put_back(tmp_path, written, names) == record
 
 
 def test_only_texts_are_put_back_where_images_are_not_wanted(tmp_path: Path) -> None:
