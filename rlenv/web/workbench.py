@@ -29,7 +29,7 @@ from rlenv.checks.editor.edit import delete, edit, rename
 from rlenv.checks.editor.hover import complete, hover
 from rlenv.checks.editor.shape import form
 from rlenv.checks.editor.tree import EditorPlaces
-from rlenv.checks.editor.validator import Mark, Validator, diagnose, marks
+from rlenv.checks.editor.validator import MAX_TEXT, Mark, Validator, diagnose, marks
 from rlenv.errors import RlenvError, SpecError, UsageError, told_as
 from rlenv.language.schema import json_schema
 from rlenv.language.shipped import shipped
@@ -212,7 +212,10 @@ def _of_text(answer: Callable[[_Asked], Awaitable[Any]]) -> _Handler:
     async def asked(request: web.Request) -> web.Response:
         body = await _body(request)
         path = spec_at(_given(body, "path", str), _roots(request))
-        return _json(await answer(_Asked(body, path, _given(body, "text", str), request.app[VALIDATOR])))
+        text = _given(body, "text", str)
+        if len(text) > MAX_TEXT:
+            raise UsageError(f"the text has more than {MAX_TEXT:,} characters", key="text", hint="keep rows in a file")
+        return _json(await answer(_Asked(body, path, text, request.app[VALIDATOR])))
 
     return asked
 

@@ -170,6 +170,7 @@ def test_a_text_is_compiled_without_being_saved(root: Path) -> None:
         ({"path": "a.yaml", "text": 1}, "text: expected text"),
         ({"path": "a.yaml", "text": "", "line": "1", "column": 1}, "line: expected a whole number"),
         ({"path": "a.yaml", "text": "", "line": True, "column": 1}, "line: expected a whole number"),
+        ({"path": "a.yaml", "text": "x" * 1_000_001, "line": 1, "column": 1}, "more than 1,000,000 characters"),
     ],
 )
 def test_a_body_that_does_not_fit_is_told(body: object, said: str, root: Path) -> None:

@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 from rlenv.checks.editor.hover import Symbol, complete, hover, outline
 from rlenv.checks.editor.shape import shapes_at
 from rlenv.checks.editor.tree import EditorPlaces
-from rlenv.checks.editor.validator import Mark, Validator, diagnose, marks
+from rlenv.checks.editor.validator import MAX_TEXT, Mark, Validator, diagnose, marks
 from rlenv.concurrency.scope import ended
 
 _T = TypeVar("_T")
@@ -150,6 +150,8 @@ class EditorServer:
             "textDocument/hover": self._hover,
             "textDocument/documentSymbol": self._outline,
         }.get(method)
+        if is_request and handler is not None and len(self._documents[params["textDocument"]["uri"]].text) > MAX_TEXT:
+            return None  # the faults say why
         if handler is not None:
             called: Callable[[dict[str, Any]], Awaitable[Any]] = handler
             return await called(params)
@@ -217,7 +219,7 @@ class EditorServer:
         await asyncio.sleep(pause_s)
         text, path = document.text, str(document.path)
         quick = await asyncio.to_thread(lambda: marks(diagnose(text, path=path), text, path=path))
-        places = EditorPlaces(text)
+        places = EditorPlaces(text[:MAX_TEXT])
         # What the last validation found stays until the next one, where its line still reads the same.
         kept = [mark for mark in document.full if mark.quote == places.lines.line(mark.line) and mark not in quick]
         self._publish(uri, document, [*quick, *kept], places)

@@ -31,6 +31,8 @@ from rlenv.language.loader import loaded_of
 if TYPE_CHECKING:
     from rlenv.episodes.environment import Environment
 
+MAX_TEXT: Final = 1_000_000
+"""Characters of a text that is looked at; a longer one holds rows that belong into a file of their own."""
 LIMIT_S = 60.0
 """Seconds after which a process is ended: an author's file that hangs is a fault too."""
 
@@ -60,6 +62,8 @@ class Validator:
         A validation that takes longer than `limit_s`, or ends without an answer, is a fault at the text's start.
         """
         shown = os.fspath(path)
+        if len(text) > MAX_TEXT:
+            return _too_long(text, shown)
         try:
             found = await self._ask({"do": "validate", "path": shown, "text": text})
         except _NoAnswer as error:
@@ -195,6 +199,8 @@ def diagnose(text: str, *, path: str | os.PathLike[str]) -> tuple[Finding, ...]:
     Args:
         path: where the text would be saved; what it extends is read relative to it.
     """
+    if len(text) > MAX_TEXT:
+        return _too_long(text, os.fspath(path))
     try:
         loaded_of(read_source(path, text=text))
     except SpecError as error:
@@ -202,9 +208,14 @@ def diagnose(text: str, *, path: str | os.PathLike[str]) -> tuple[Finding, ...]:
     return ()
 
 
+def _too_long(text: str, path: str) -> tuple[Finding, ...]:
+    found = f"the text has {len(text):,} characters; an editor is helped with up to {MAX_TEXT:,}"
+    return (Finding("fault", found, "keep rows in a file of their own", file=path, line=1, column=1),)
+
+
 def marks(faults: Iterable[Finding], text: str, *, path: str | os.PathLike[str]) -> tuple[Mark, ...]:
     """Faults as marks in `text`, which is what stands at `path`."""
-    lines = LineIndex(text)
+    lines = LineIndex(text[:MAX_TEXT])
     return tuple(_mark(fault, lines, os.fspath(path)) for fault in faults)
 
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlenv.checks.editor.server import MAX_BYTES, EditorServer, Unreadable, frame, messages
+from rlenv.checks.editor.validator import MAX_TEXT
 from tests.support.editing import SMALL
 
 
@@ -43,6 +44,33 @@ def test_a_fault_while_it_looks_is_said_and_the_server_goes_on(caplog: pytest.Lo
     assert "RuntimeError: no way to publish" in told["message"]
     assert "Traceback" in caplog.text
     assert "name" in sent[-1]["result"]["contents"]["value"]
+
+
+def test_a_text_that_is_too_long_is_a_fault_and_nothing_of_it_is_looked_at() -> None:
+    sent: list[dict[str, Any]] = []
+    told = asyncio.Event()
+
+    def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+        if message.get("method") == "textDocument/publishDiagnostics":
+            told.set()
+
+    async def session(text: str) -> list[Any]:
+        server = EditorServer(send, pause_s=0.0, full_s=0.0)
+        await server.take({"id": 1, "method": "initialize", "params": {}})
+        opened = {"uri": "file:///nowhere/spec.yaml", "text": text}
+        await server.take({"method": "textDocument/didOpen", "params": {"textDocument": opened}})
+        asked = {"textDocument": opened, "position": {"line": 0, "character": 1}}
+        for number, name in enumerate(("hover", "completion", "documentSymbol")):
+            await server.take({"id": number, "method": f"textDocument/{name}", "params": asked})
+        await asyncio.wait_for(told.wait(), 60)
+        await server.aclose()
+        return [message["result"] for message in sent if "result" in message][-3:]
+
+    assert asyncio.run(session("# x" + "\n# y" * (MAX_TEXT // 4))) == [None] * 3
+    (fault,) = sent[-1]["params"]["diagnostics"]
+    assert "1,000,003 characters" in fault["message"]
+    assert (fault["severity"], fault["range"]["start"]) == (1, {"line": 0, "character": 0})
 
 
 # Messages behind their headers, as they come out of a pipe
