@@ -141,11 +141,14 @@ def _rolled_out(row: dict[str, Any], answers: Any = (ANSWER,)) -> tuple[Any, Fak
     return asked(play, answers)
 
 
-def test_tinker_refuses_turns_that_end_at_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def tinker_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """tinker's group of a spec's first task."""
     pytest.importorskip("tokenizers")
     types = dict.fromkeys(("ActionExtra", "Env", "EnvGroupBuilder", "Metrics", "StepResult", "Trajectory"), object)
     for name in ("tinker", "tinker_cookbook", "tinker_cookbook.rl"):
         _stand_in(monkeypatch, name)
+    sys.modules["tinker"].ModelInput = MagicMock()  # type: ignore[attr-defined]
     _stand_in(monkeypatch, "tinker_cookbook.rl.types", **types, StopReason=MagicMock())
     _stand_in(monkeypatch, "rlenv_hosts.tinker")
     del sys.modules["rlenv_hosts.tinker"]  # what is imported over stand-ins goes with them
@@ -154,12 +157,46 @@ def test_tinker_refuses_turns_that_end_at_texts(tmp_path: Path, monkeypatch: pyt
     small_tokenizer().save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}', encoding="utf-8")
-    spec = SPEC + "tools: {calculate: {kind: calculator}}\n"
-    at_tokens, at_texts = written(tmp_path, spec), str(tmp_path / "texts.yaml")
-    Path(at_texts).write_text(spec + "dialect: search_r1\n", encoding="utf-8")
-    assert len(asyncio.run(RlenvGroup(Address(at_tokens, "train", 0), 2, str(tmp_path)).make_envs())) == 2
+    return lambda spec: RlenvGroup(Address(written(tmp_path, spec), "train", 0), 2, str(tmp_path))
+
+
+@pytest.mark.parametrize("dialect", ["hermes", "search_r1"])
+def test_tinker_refuses_turns_that_end_at_texts(tinker_group: Any, dialect: str) -> None:
+    group = tinker_group(SPEC + f"tools: {{calculate: {{kind: calculator}}}}\ndialect: {dialect}\n")
+    if dialect == "hermes":
+        assert len(asyncio.run(group.make_envs())) == 2
+        return
     with pytest.raises(rlenv.UsageError, match="at tokens alone"):
-        asyncio.run(RlenvGroup(Address(at_texts, "train", 0), 2, str(tmp_path)).make_envs())
+        asyncio.run(group.make_envs())
+
+
+def test_tinker_closes_the_episodes_of_all_tries_of_a_group(tinker_group: Any, tmp_path: Path) -> None:
+    """Its strategies ask for the whole group once more where one sample is tried again."""
+    noted = tmp_path / "noted"
+    noted.touch()
+    (tmp_path / "world.py").write_text(
+        f"""
+from pathlib import Path
+
+def world():
+    file = Path({str(noted)!r})
+    file.write_text(file.read_text() + "opened ")
+    yield file
+    file.write_text(file.read_text() + "closed ")
+""",
+        encoding="utf-8",
+    )
+
+    async def main() -> None:
+        group = tinker_group(SPEC + 'resources: {world: {kind: python, function: "world.py:world", run_in: loop}}\n')
+        made = [*await group.make_envs(), *await group.make_envs()]
+        for env in made[:3]:  # of those that are asked for again, one is played
+            await env.initial_observation()
+        assert noted.read_text().split() == ["opened"] * 3
+        await group.cleanup()
+        assert noted.read_text().split() == ["opened"] * 3 + ["closed"] * 3
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("row", [0, 1])

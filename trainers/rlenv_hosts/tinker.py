@@ -117,9 +117,9 @@ class RlenvGroup(EnvGroupBuilder):
         if stops := player.environment(self.address.spec).stops:
             told = f"turns of {self.address.spec} end at {', '.join(stops)}, and tinker's at tokens alone"
             raise UsageError(told, hint="train it with another trainer")
-        made = [player.start(self.address, step=self.step, sample=at) for at in range(self.size)]
-        self._envs[:] = [RlenvEnv(sample) for sample in made]
-        return list(self._envs)
+        made = [RlenvEnv(player.start(self.address, step=self.step, sample=at)) for at in range(self.size)]
+        self._envs.extend(made)  # a strategy that tries one again asks for all once more, and the first still run
+        return made
 
     async def compute_group_rewards(
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
@@ -133,8 +133,8 @@ class RlenvGroup(EnvGroupBuilder):
 
     async def cleanup(self) -> None:
         """Closes the episodes that a failed group has left open."""
-        for env in self._envs:
-            await env.aclose()
+        while self._envs:
+            await self._envs.pop().aclose()
 
     def logging_tags(self) -> list[str]:
         """The spec's name."""
