@@ -15,7 +15,7 @@ import pytest
 import rlenv
 import rlenv_trl
 from rlenv.hosts.export import nemo_gym
-from rlenv.messages import Message, Sampled, ToolCall
+from rlenv.messages import MalformedCall, Message, Sampled, ToolCall
 from rlenv.testing.endpoint import FakeEndpoint
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv_hosts import chat
@@ -133,10 +133,12 @@ def _art(monkeypatch: pytest.MonkeyPatch) -> None:
     _stand_in(monkeypatch, "art", Trajectory=SimpleNamespace)
 
 
-def _rolled_out(row: dict[str, Any], answers: Any = (ANSWER,)) -> tuple[Any, FakeEndpoint]:
+def _rolled_out(
+    row: dict[str, Any], answers: Any = (ANSWER,), sampling: rlenv.SamplingSpec | None = None
+) -> tuple[Any, FakeEndpoint]:
     async def play(url: str) -> Any:
         model = SimpleNamespace(inference_base_url=url, inference_api_key="k", get_inference_name=lambda: "m")
-        return await chat.art_rollout(model, row)
+        return await chat.art_rollout(model, row, sampling=sampling)
 
     return asked(play, answers)
 
@@ -218,12 +220,35 @@ def test_every_host_shows_the_tools_that_a_row_has_and_what_the_policy_was_sent(
         rlenv_trl.environment_class(rlenv.load(spec))
 
 
+@pytest.mark.parametrize("has_ids", [True, False])
 def test_the_trajectory_of_art_has_choices_with_log_probabilities(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    has_ids: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Where ART cannot read a token's id it trains the end token in its place, so that such a choice has none."""
     _art(monkeypatch)
-    made, server = _rolled_out(chat.rows(written(tmp_path))[0])
+    sampling = rlenv.SamplingSpec(extra={"return_tokens_as_token_ids": has_ids})  # ART's own server does it unasked
+    made, server = _rolled_out(chat.rows(written(tmp_path))[0], sampling=sampling)
     assert server.requests[0]["logprobs"] is True
     assert (made.reward, made.metrics) == (1.0, {"term/right": 1.0, "success": 1.0})
     assert made.messages_and_choices[0] == {"role": "user", "content": "2+3"}
-    assert [each["logprob"] for each in made.messages_and_choices[1].logprobs["content"]] == [-0.5, -1.0]
+    told = made.messages_and_choices[1].logprobs
+    assert (told is None) is not has_ids
+    if has_ids:
+        assert [(one["token"], one["logprob"]) for one in told["content"]] == [
+            ("token_id:7", -0.5),
+            ("token_id:8", -1.0),
+        ]
+
+
+@pytest.mark.parametrize("arguments", ['{"expression": "2+', "[1]", "2+3"])
+def test_a_call_that_cannot_be_read_is_one_whose_arguments_art_can_read(
+    arguments: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its templates read the arguments of each call as an object, and would end the run."""
+    _art(monkeypatch)
+    spec = written(tmp_path, SPEC + "tools: {calculate: {kind: calculator}}\n")
+    call = Message("assistant", "", (MalformedCall(arguments, "cut", name="calculate", id="c1"),))
+    made, server = _rolled_out(chat.rows(spec)[0], [call, ANSWER])
+    (told,) = made.messages_and_choices[1].message["tool_calls"]
+    assert (json.loads(told["function"]["arguments"]), told["id"]) == ({"unreadable": arguments}, "c1")
+    assert told == server.requests[-1]["messages"][1]["tool_calls"][0]

@@ -12,13 +12,13 @@ Read in AReaL 1.0.4 (`areal/experimental/openai/proxy/workflow.py`), rLLM of 15 
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from typing import Any, Final
 
 import rlenv
 from rlenv.dialects.built_in import broken_message, broken_schemas
+from rlenv.endpoints.account import as_sent
 from rlenv.hosts.session import require_alone, shown
 from rlenv.tasks.rows import seed_of
 from rlenv_train.player import Address, addresses, environment_of
@@ -157,27 +157,18 @@ def art_trajectory(ended: rlenv.Trajectory, *, tools: Any = ()) -> Any:
 
 
 def _choice(turn: Any) -> dict[str, Any]:
-    """A turn as OpenAI's choice of a chat completion."""
-    calls = rlenv.Message("assistant", "", turn.parsed.calls).as_dict().get("tool_calls", [])
-    message: dict[str, Any] = {"role": "assistant", "content": turn.parsed.content}
-    if calls:
-        message["tool_calls"] = [
-            {"id": f"call_{turn.index}_{at}", **call, "function": _written(call["function"])}
-            for at, call in enumerate(calls)
-        ]
-    tokens = [f"token_id:{one}" for one in turn.token_ids] or [""] * len(turn.logprobs)
+    """A turn as OpenAI's choice of a chat completion, its calls as the policy is sent them in the next turn: templates
+    read their arguments. Log-probabilities without ids are left out, since ART would train other tokens."""
+    message = as_sent(rlenv.Message("assistant", turn.parsed.content, turn.parsed.calls))
+    for at, call in enumerate(message.get("tool_calls", ())):
+        call.setdefault("id", f"call_{turn.index}_{at}")
     content = [
-        {"token": token, "logprob": logprob, "bytes": None, "top_logprobs": []}
-        for token, logprob in zip(tokens, turn.logprobs, strict=bool(turn.logprobs))
+        {"token": f"token_id:{one}", "logprob": logprob, "bytes": None, "top_logprobs": []}
+        for one, logprob in zip(turn.token_ids, turn.logprobs, strict=False)
     ]
     reason = turn.finish_reason if turn.finish_reason in ("stop", "length", "tool_calls", "content_filter") else "stop"
     told = {"content": content, "refusal": None} if content else None
     return {"index": 0, "message": message, "finish_reason": reason, "logprobs": told}
-
-
-def _written(function: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = function["arguments"]
-    return {**function, "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments)}
 
 
 def _total(ended: rlenv.Trajectory) -> float:
