@@ -302,7 +302,7 @@ def _known_tries(tool: Tool, failed: ToolResult, context: RewardContext) -> Know
 def _known(tool: Tool, context: RewardContext) -> Mapping[str, Any] | None:
     """Arguments to which the tool has an answer: its example, or those of a call of this episode's own."""
     if tool.example is not None or tool.kind in _ALWAYS_KNOWN:
-        return tool.example or _ALWAYS_KNOWN[tool.kind]
+        return tool.example if tool.example is not None else _ALWAYS_KNOWN[tool.kind]
     for turn in reversed(context.turns):
         for call, result in zip(turn.parsed.calls, turn.results, strict=False):
             if isinstance(call, ToolCall) and call.name == tool.name and result.outcome == "ok":

@@ -546,6 +546,19 @@ def test_a_call_of_the_episode_that_went_well_is_the_known_one_where_there_is_no
     assert (found.whose, set(asked)) == ("policy", {"first", "very"})
 
 
+def test_a_call_without_arguments_is_known_as_any_other() -> None:
+    well = ToolResult("tool", "well", "ok")
+    call = {"": lost_call("very").result, "known": well}
+
+    async def asked(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        return call["known" if not arguments else ""]
+
+    tool = replace(TOOL, example={})
+    assert run_skipping(settled(lost_call("very"), tool, reward_context(call=asked))).whose == "policy"
+    bare = Lost("tool", {}, lost_call("very").result)
+    assert run_skipping(settled(bare, tool, reward_context(call=asked))) == well
+
+
 @pytest.mark.parametrize(("kind", "argument"), [("code", "code"), ("sql", "sql")])
 def test_a_kind_that_always_has_an_answer_to_something_needs_no_example(kind: str, argument: str) -> None:
     stalled = ToolResult("tool", "it did not end", "timeout", reason="stalled", whose="infrastructure")
