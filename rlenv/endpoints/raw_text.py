@@ -143,7 +143,7 @@ def within(body: Mapping[str, Any], room: int | None) -> Mapping[str, Any]:
     if room is None:
         return body
     given = ((name, body.get(name)) for name in ("max_tokens", "max_completion_tokens"))
-    limits = {name: min(most, room) for name, most in given if most is not None} or {"max_tokens": room}
+    limits = {name: min(most, room) for name, most in given if type(most) is int} or {"max_tokens": room}
     least = body.get("min_tokens")
     if isinstance(least, int) and least > min(limits.values()):
         limits["min_tokens"] = min(limits.values())

@@ -60,6 +60,8 @@ _MOST_FAREWELLS: Final = 3
 _BEAT_S: Final = 10.0
 _MOST_RECEIVED: Final = 256_000_000
 """Characters of all requests of one episode, which are kept until it has ended."""
+_MOST_VALUES: Final = 60_000
+"""Of JSON in one request, some 7,500 messages with calls: a history is read on the loop, message by message."""
 _MOST_RESPONSES: Final = 1_000
 _CHAT: Final = "/chat/completions"
 _EVENTS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -168,7 +170,7 @@ class Gateway:
         return web.json_response({"object": "list", "data": [model]})
 
     async def _chat(self, request: web.Request, held: Held) -> web.StreamResponse:
-        body = await json_of(request)
+        body = await json_of(request, max_values=_MOST_VALUES)
         options = body.get("stream_options")
         with_usage = isinstance(options, Mapping) and bool(options.get("include_usage"))
 
@@ -179,7 +181,7 @@ class Gateway:
         return await _given(request, body, self._asked(request, held, body, chat), lambda answer: answer, events)
 
     async def _respond(self, request: web.Request, held: Held) -> web.StreamResponse:
-        body, record = await json_of(request), held.aside
+        body, record = await json_of(request, max_values=_MOST_VALUES), held.aside
         before = body.get("previous_response_id")
         known = () if before is None else record.responses.get(str(before))
         if known is None:

@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import ipaddress
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -20,6 +21,8 @@ __all__ = ["MOST_BYTES", "answer", "bearer_of", "close_silent", "guarded", "is_l
 MOST_BYTES: Final = 16_000_000
 """Of a request's body."""
 _MOST_VALUES: Final = 400_000  # hosts of trainers send a long context's ids along, and log-probabilities
+_LARGE_BYTES: Final = 256_000
+"""A longer body is read in a thread, and not in one pass of the loop with what is done with it."""
 _SWEEP_S: Final = 5.0
 _SILENT_S: Final = 30.0
 """A connection without a whole request is closed after so long."""
@@ -98,11 +101,12 @@ async def read_of(request: web.Request) -> bytes:
         raise web.HTTPRequestTimeout(text=f"the body did not come within {_SILENT_S:g} s") from error
 
 
-async def json_of(request: web.Request) -> dict[str, Any]:
+async def json_of(request: web.Request, *, max_values: int = _MOST_VALUES) -> dict[str, Any]:
     """The object in a request's body, {} where it has none; raises HTTPException for all else, as `read_of` does."""
     raw = await read_of(request)
+    read = partial(read_json, raw, max_bytes=len(raw), max_values=max_values)
     try:
-        body = read_json(raw, max_bytes=len(raw), max_values=_MOST_VALUES) if raw.strip() else {}
+        body = {} if not raw.strip() else await asyncio.to_thread(read) if len(raw) > _LARGE_BYTES else read()
     except ValueError as error:
         raise web.HTTPBadRequest(text=f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):

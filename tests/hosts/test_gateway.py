@@ -219,6 +219,22 @@ def test_a_model_that_writes_for_too_long_leaves_out_no_sample_of_its_own(tmp_pa
     assert (status, ended["success"]) == ((400, False) if is_well else (503, None))
 
 
+def test_a_history_of_more_values_than_are_read_on_the_loop_is_refused(tmp_path: Path) -> None:
+    """Whatever an agent sends, and a policy that has its key, the other episodes do not wait for it."""
+
+    async def play(ask: Asks, model: FakeEndpoint) -> Any:
+        seat = await seat_of(ask)
+        address = f"{seat['base_url']}/chat/completions"
+        for messages, taken in ((20_000, 400), (10_000, 200)):
+            status, told = await ask("POST", address, {"messages": [{"role": "user", "content": "?"}] * messages})
+            assert status == taken, told
+        long = {"messages": [{"role": "user", "content": "?" * 900_000}]}
+        assert (await ask("POST", address, long))[0] == 200
+        return await finished(ask, seat)
+
+    assert gateway([RIGHT], tmp_path, play)["success"] is True
+
+
 @pytest.mark.parametrize("is_well", [True, False])
 @pytest.mark.parametrize("by", ["time", "driver"])
 def test_an_episode_that_ends_while_its_model_hangs_has_no_number(tmp_path: Path, is_well: bool, by: str) -> None:
