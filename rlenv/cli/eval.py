@@ -13,7 +13,7 @@ from typing import Final
 
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 import rlenv
 from rlenv._base.bounded import cut_end, plain
@@ -125,10 +125,7 @@ def _show(console: Console, done: Evaluation, policy: str) -> None:
     environment, summary = done.environment, done.summary
     title = f"{environment.id} · {policy} · {done.split} · {summary.episodes} episodes in {summary.seconds:.1f} s"
     console.print(escape(title), soft_wrap=True, highlight=False)
-    table = Table(show_header=False)
-    table.add_column()
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(style="dim")
+    table = Table("", Column(justify="right", no_wrap=True), Column(style="dim"), show_header=False)
     _show_figures(table, environment, summary)
     table.add_row("turns", f"{summary.turns_mean:.2f}", "an episode")
     calls = f"an episode; {summary.calls_failed} failed, {summary.calls_malformed} malformed"
@@ -251,9 +248,8 @@ class BenchCommand(WithSpec, WithPolicy, WithPrices):
             }
             write_json(figures | measured | ({"usage": plain(spending)} if spending.roles else {}))
         else:
-            table = Table()
-            for name in ("at once", "episodes", "turns/s", "calls/s", "CPU µs/turn", "overlap", "slowest", "invalid"):
-                table.add_column(name, justify="right")
+            heads = ("at once", "episodes", "turns/s", "calls/s", "CPU µs/turn", "overlap", "slowest", "invalid")
+            table = Table(*(Column(head, justify="right") for head in heads))
             for row in rows:
                 cells = [f"{row.concurrency}", f"{row.episodes}", f"{row.turns_per_s:,.0f}", f"{row.calls_per_s:,.0f}"]
                 cells += [f"{row.cpu_us_a_turn:,.0f}", f"{row.overlap:.2f}", f"{row.slowest_s * 1000:,.1f} ms"]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from rlenv._base.bounded import plain
 from rlenv._base.paths import draft_of
@@ -369,6 +369,12 @@ def _comparable(a: _Named, b: _Named, args: LockCommand) -> tuple[Lock, Lock]:
     return mine.of_a_spec(), theirs.of_a_spec()
 
 
+def _entry_table(*locks: str) -> Table:
+    """A table of locks' entries: the section, the key, and the value in each lock."""
+    names = [Column(style=style, no_wrap=True) for style in ("bold", "cyan")]
+    return Table(*names, *(Column(lock, overflow="fold") for lock in locks), box=None, show_header=any(locks))
+
+
 def _show_lock(args: LockCommand, named: _Named) -> int:
     if args.set and named.lock is not None:
         raise UsageError("--set is for a spec, and none is named", hint="leave it out")
@@ -379,10 +385,7 @@ def _show_lock(args: LockCommand, named: _Named) -> int:
     console = Console(highlight=False)
     console.print(f"[bold]{lock.hash12}[/bold]  {escape(named.name)}", soft_wrap=True)
     held = entries(lock)
-    table = Table(show_header=False, box=None)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(style="cyan", no_wrap=True)
-    table.add_column(overflow="fold")
+    table = _entry_table("")
     for section in SECTIONS:
         first = section
         for (own, key), value in held.items():
@@ -404,11 +407,7 @@ def _diff(args: LockCommand, a: Lock, b: Lock) -> int:
         return 0
     for side, name in zip("AB", args.of, strict=True):
         console.say(f"{side} {name}")
-    table = Table("", "", "A", "B", box=None)
-    for column, style in zip(table.columns[:2], ("bold", "cyan"), strict=True):
-        column.style, column.no_wrap = style, True
-    for column in table.columns[2:]:
-        column.overflow = "fold"
+    table = _entry_table("A", "B")
     last = ""
     for one in found:
         table.add_row(one.section if one.section != last else "", escape(one.key), *_both(one, args))

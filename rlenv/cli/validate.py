@@ -207,9 +207,8 @@ _STATUS = {"grows": "green", "rewritten": "yellow", "refused": "red"}
 
 def show_report(report: CheckReport, console: Console) -> None:
     """Findings, situations and what follows for training; the last line is the verdict."""
-    table = Table(title=escape(report.name), title_justify="left")
-    for heading in ("check", "status", "exact", "rewritten", "without need", "not taken"):
-        table.add_column(heading)
+    headings = ("check", "status", "exact", "rewritten", "without need", "not taken")
+    table = Table(*headings, title=escape(report.name), title_justify="left")
     for finding in report.findings:
         counts = (finding.rewritten, finding.needless + finding.refused, finding.taken_out)
         colour = _COLOURS[finding.status]
@@ -238,9 +237,7 @@ def show_report(report: CheckReport, console: Console) -> None:
 
 def show_situations(verdict: Verdict, console: Console) -> None:
     """Prints the result of the template in each situation that is played."""
-    table = Table(title="what answers a turn", title_justify="left")
-    table.add_column("situation")
-    table.add_column("the template")
+    table = Table("situation", "the template", title="what answers a turn", title_justify="left")
     for one in verdict.situations:
         colour = _STATUS[one.status]
         rare = " [dim](rare)[/dim]" if one.is_rare else ""
@@ -259,9 +256,8 @@ def said_of(verdict: Verdict) -> str:
 def _show_difference(finding: TokenCheck, console: Console) -> None:
     difference = finding.difference
     assert difference is not None
-    table = Table(title=f"{finding.name}: first difference at id {difference.at}", title_justify="left")
-    for heading in ("expected id", "expected text", "found id", "found text"):
-        table.add_column(heading)
+    title = f"{finding.name}: first difference at id {difference.at}"
+    table = Table("expected id", "expected text", "found id", "found text", title=title, title_justify="left")
     for row in range(max(len(difference.expected), len(difference.found))):
         cells: list[str] = []
         for side in (difference.expected, difference.found):

@@ -284,8 +284,7 @@ def show_summary(summary: Mapping[str, Any], console: Console) -> None:
 
 def _training_table(training: Mapping[str, Mapping[str, Any]]) -> Table:
     """One column a spec: what training saw of it, the first and the last step where a figure moves."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("training, first to last step")
+    table = Table("training, first to last step", box=None, pad_edge=False, header_style="bold")
     rows: dict[str, dict[str, str]] = {}
     for spec, figures in training.items():
         table.add_column(spec, justify="right")
