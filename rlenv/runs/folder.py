@@ -25,9 +25,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from rlenv._base.bounded import encodable
-from rlenv._base.paths import draft_of, read_file
+from rlenv._base.paths import draft_of
 from rlenv.errors import RunStopped, UsageError
-from rlenv.runs.journal import Claim, clear_blobs, loads
+from rlenv.runs.journal import Claim, clear_blobs, object_at
 from rlenv.runs.reader import RunReader
 from rlenv.runs.schema import Facts, ending_of
 from rlenv.runs.writer import KeepPolicy, RunWriter
@@ -132,11 +132,8 @@ def read_info(folder: str | Path) -> RunInfo | None:
     Of keys that are not known nothing is taken, as a trainer keeps its own beside these, nor of values of another type
     than their field's: whoever handed a run on may have written anything.
     """
-    try:
-        held = loads(read_file(Path(folder) / "run.json", most=_MOST_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return None
-    if not isinstance(held, Mapping):
+    held = object_at(Path(folder) / "run.json", most=_MOST_BYTES)
+    if held is None:
         return None
     attempts = tuple(
         Attempt(**{"number": number, **_taken(one, _ATTEMPT)}, locks=_words(one.get("locks")))

@@ -228,6 +228,15 @@ def loads(text: bytes | memoryview) -> Any:
     return json.loads(bytes(text))
 
 
+def object_at(path: Path, *, most: int) -> dict[str, Any] | None:
+    """The JSON object that a file of at most so many bytes holds; None where it holds none that can be read."""
+    try:
+        held = loads(read_file(path, most=most))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return held if isinstance(held, dict) else None
+
+
 def whole_lines(path: Path) -> Iterator[bytes]:
     """The lines of a file up to its last newline, without it."""
     with path.open("rb") as file:

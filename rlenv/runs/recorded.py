@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from rlenv._base.bounded import cut_end
-from rlenv._base.paths import names_in, read_file
+from rlenv._base.paths import names_in
 from rlenv._base.text import nearest
 from rlenv.errors import UsageError
 from rlenv.runs import files
@@ -23,7 +23,7 @@ from rlenv.runs.columns import arrow, completed, flattened, late_schema, row_sch
 from rlenv.runs.events import parsed
 from rlenv.runs.files import Body
 from rlenv.runs.folder import is_run, open_run
-from rlenv.runs.journal import loads
+from rlenv.runs.journal import object_at
 from rlenv.runs.reader import RunReader
 from rlenv.runs.schema import NESTED, Facts, row_of
 from rlenv.secrets import logger
@@ -168,11 +168,7 @@ def expected_of(run: Path, lock: str, task: Mapping[str, Any]) -> dict[str, str]
     """
     if not _LOCK.fullmatch(lock):
         return {}
-    try:
-        held = loads(read_file(run / "locks" / f"{lock}.json", most=_LOCK_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    terms = held.get("rewards") if isinstance(held, Mapping) else None
+    terms = (object_at(run / "locks" / f"{lock}.json", most=_LOCK_BYTES) or {}).get("rewards")
     found = {}
     for name, term in terms.items() if isinstance(terms, Mapping) else ():
         asks = term.get("asks") if isinstance(term, Mapping) else None

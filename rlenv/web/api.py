@@ -14,7 +14,6 @@ import numpy as np
 from aiohttp import web
 
 from rlenv._base.bounded import plain
-from rlenv._base.paths import read_file
 from rlenv.errors import UsageError
 from rlenv.runs.figures import rewards as reward_figures
 from rlenv.runs.figures.paired import compared
@@ -24,7 +23,7 @@ from rlenv.runs.figures.rewards import scatter
 from rlenv.runs.figures.snapshot import Snapshot, facets
 from rlenv.runs.figures.steps import counts, main_mode, recent, series
 from rlenv.runs.figures.tools import aligned, asked, by_task, drawn, members, over_steps, spread, tools
-from rlenv.runs.journal import loads
+from rlenv.runs.journal import loads, object_at
 from rlenv.runs.usage import shown, spent_by
 from rlenv.web.episode import page, text_at, token_rows
 from rlenv.web.guard import BLOBS, READ_ONLY, SHELF, VERSION, Unconfirmed, answered, encoded, number, reading
@@ -124,11 +123,7 @@ async def _tasks(request: web.Request) -> web.Response:
 
 def _groups(folder: Path) -> dict[str, Any]:
     """The figures by the column that the split is reported by, as the run's summary has them."""
-    try:
-        held = loads(read_file(folder / "summary.json", most=_MOST_SUMMARY))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    groups = held.get("groups") if isinstance(held, dict) else None
+    groups = (object_at(folder / "summary.json", most=_MOST_SUMMARY) or {}).get("groups")
     if not isinstance(groups, dict):
         return {}
     known = {name: one for name, one in groups.items() if isinstance(one, dict)}

@@ -20,11 +20,10 @@ from typing import Any, Final
 from aiohttp import web
 
 from rlenv import __version__
-from rlenv._base.paths import read_file
 from rlenv.errors import RlenvError, UsageError
 from rlenv.runs.figures.query import Hit, parse, searched
 from rlenv.runs.folder import STOP
-from rlenv.runs.journal import loads
+from rlenv.runs.journal import object_at
 from rlenv.web.api import add_routes
 from rlenv.web.episode import ImageCache
 from rlenv.web.guard import BLOBS, NONCE, READ_ONLY, SHELF, VERSION, Guard, answered, encoded, refusal
@@ -119,17 +118,13 @@ def state_of(run: OpenRun) -> dict[str, Any]:
 def _waits(run: OpenRun) -> list[dict[str, Any]]:
     """The waits of a run's writers, from `watch/WRITER.json`; old ones are left out."""
     found: list[dict[str, Any]] = []
-    folder = run.folder / "watch"
-    if not folder.is_dir():
-        return found
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted((run.folder / "watch").glob("*.json")):
         try:
             if time.time() - path.stat().st_mtime > _FRESH_S:
                 continue
-            told = loads(read_file(path, most=_WATCH_BYTES))
-        except (OSError, ValueError, RecursionError):
-            continue  # written or removed just now
-        waits = told.get("waits") if isinstance(told, dict) else None
+        except OSError:
+            continue  # removed just now
+        waits = (object_at(path, most=_WATCH_BYTES) or {}).get("waits")
         found += [one for one in waits if isinstance(one, dict)] if isinstance(waits, list) else []
     return found
 
