@@ -49,7 +49,46 @@ class RunsCommand(WithPrices):
 
     def execute(self) -> int:
         """Exit code 1 where there is no run."""
-        return _list(self)
+        found = []
+        for path in find_runs(self.folders):
+            try:
+                found.append(_Figures.of(path, self))
+            except UsageError as error:  # one broken run hides no other
+                write_error(f"{path} is left out: {error}\n")
+        found.sort(key=lambda one: _order(one, self.sort))
+        if self.json:
+            write_json([one.as_dict() for one in found])
+            return 0 if found else 1
+        if not found:
+            write("no runs\n")
+            return 1
+        heads = [
+            "run",
+            "kind",
+            "environment",
+            "policy",
+            "state",
+            "started",
+            "step",
+            "episodes",
+            "success",
+            "of",
+            "invalid",
+        ]
+        has_asked = any(one.spending.roles for one in found)
+        table = Table(*heads, *(("tokens", "cost") if has_asked else ()))
+        for column in table.columns:
+            column.no_wrap = True
+        for one in found:
+            told = one.as_dict()
+            policy = " ".join(dict.fromkeys(told[name] for name in ("policy", "model") if told[name]))
+            words = [str(told[name] or "–") for name in ("path", "kind", "environment")]
+            words += [policy or "–", told["state"] or "–", one.started]
+            counts = [str(told["step"]), f"{told['episodes']:,}", figure(told["success"]), one.success_of or "–"]
+            asked_for = _asked_for(one.spending) if has_asked else ()
+            table.add_row(*map(escape, (*words, *counts, f"{told['invalid']:,}", *asked_for)))
+        Console(highlight=False).show(table, spare=_SPARE)
+        return 0
 
 
 @dataclass
@@ -61,7 +100,25 @@ class ShowCommand(WithPrices):
 
     def execute(self) -> int:
         """Exit code 0."""
-        return _show(self)
+        found = _Figures.of(_run_at(self.run), self)
+        told = found.as_dict()
+        if self.json:
+            write_json(told)
+            return 0
+        said = found.said
+        interval = (
+            [] if said.success is None else [f"95 % interval {figure(said.success_low)} to {figure(said.success_high)}"]
+        )
+        told |= {"started": found.started, "success": ", ".join([figure(said.success), *interval])}
+        told |= {name: f"{told[name]:,}" for name in ("episodes", "invalid")}
+        del told["usage"], told["success_interval"]
+        table = Table(show_header=False)
+        for name, value in told.items():
+            table.add_row(name.replace("_", " "), escape("–" if value in (None, "") else str(value)))
+        console = Console(highlight=False)
+        console.print(table)
+        show_spending(console, found.spending)
+        return 0
 
 
 @dataclass
@@ -220,37 +277,6 @@ def find_runs(folders: Sequence[str | Path]) -> list[Path]:
     return found
 
 
-def _list(args: RunsCommand) -> int:
-    found = []
-    for path in find_runs(args.folders):
-        try:
-            found.append(_Figures.of(path, args))
-        except UsageError as error:  # one broken run hides no other
-            write_error(f"{path} is left out: {error}\n")
-    found.sort(key=lambda one: _order(one, args.sort))
-    if args.json:
-        write_json([one.as_dict() for one in found])
-        return 0 if found else 1
-    if not found:
-        write("no runs\n")
-        return 1
-    heads = ["run", "kind", "environment", "policy", "state", "started", "step", "episodes", "success", "of", "invalid"]
-    has_asked = any(one.spending.roles for one in found)
-    table = Table(*heads, *(("tokens", "cost") if has_asked else ()))
-    for column in table.columns:
-        column.no_wrap = True
-    for one in found:
-        told = one.as_dict()
-        policy = " ".join(dict.fromkeys(told[name] for name in ("policy", "model") if told[name]))
-        words = [str(told[name] or "–") for name in ("path", "kind", "environment")]
-        words += [policy or "–", told["state"] or "–", one.started]
-        counts = [str(told["step"]), f"{told['episodes']:,}", figure(told["success"]), one.success_of or "–"]
-        asked_for = _asked_for(one.spending) if has_asked else ()
-        table.add_row(*map(escape, (*words, *counts, f"{told['invalid']:,}", *asked_for)))
-    Console(highlight=False).show(table, spare=_SPARE)
-    return 0
-
-
 def _order(one: _Figures, by: str) -> tuple[Any, ...]:
     """The place of a run in a list; the newest, the best and the longest first, and what has no figure last."""
     told = one.as_dict()
@@ -266,28 +292,6 @@ def _asked_for(spending: Spending) -> tuple[str, str]:
     parts = (spending.prompt_tokens, spending.completion_tokens)
     tokens = "–" if None in parts else f"{sum(one or 0 for one in parts):,}"
     return tokens, "–" if spending.cost is None else f"{money(spending.cost)} {spending.currency}"
-
-
-def _show(args: ShowCommand) -> int:
-    found = _Figures.of(_run_at(args.run), args)
-    told = found.as_dict()
-    if args.json:
-        write_json(told)
-        return 0
-    said = found.said
-    interval = (
-        [] if said.success is None else [f"95 % interval {figure(said.success_low)} to {figure(said.success_high)}"]
-    )
-    told |= {"started": found.started, "success": ", ".join([figure(said.success), *interval])}
-    told |= {name: f"{told[name]:,}" for name in ("episodes", "invalid")}
-    del told["usage"], told["success_interval"]
-    table = Table(show_header=False)
-    for name, value in told.items():
-        table.add_row(name.replace("_", " "), escape("–" if value in (None, "") else str(value)))
-    console = Console(highlight=False)
-    console.print(table)
-    show_spending(console, found.spending)
-    return 0
 
 
 def _run_at(name: str) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ async def _preflight(subjects: Sequence[CheckedSpec], plan: Plan) -> Preflight:
             found = await _measured(subject, prompts, plan.sample)
         except UnsupportedTemplate:  # the verdict below says it
             found = []
-        verdict = verdict_of(subject.environment, _own(subject), prompts)
+        verdict = verdict_of(subject.environment, partial(subject.encoder, None), prompts)
         name = subject.environment.spec.name
         verdicts[name] = verdict.as_dict()
         findings += judge_exactness(name, verdict)
@@ -109,10 +110,6 @@ async def _preflight(subjects: Sequence[CheckedSpec], plan: Plan) -> Preflight:
         findings += more
     step: report.TrainingStep | None = report.step_of(trained, plan.episodes) if plan.episodes else None
     return Preflight(plan.name, tuple(splits), tuple(findings), step, model, memory, plan.machine, verdicts)
-
-
-def _own(subject: CheckedSpec) -> Callable[[], TokenEncoder]:
-    return lambda: subject.encoder(None)
 
 
 async def _measured(subject: CheckedSpec, prompts: Prompts, sample: int) -> list[tuple[PlayedSplit, SplitLengths]]:

@@ -119,7 +119,7 @@ def _server(name: str, spec: McpSpec, context: CompileContext, call: ToolContext
         return str(put_in(made))
 
     cwd = filled("cwd", spec.cwd) if spec.cwd is not None else None
-    folder = _folder(context) if cwd is None else context.path("cwd", cwd).absolute()
+    folder = (context.bases.get("command", context.base) if cwd is None else context.path("cwd", cwd)).absolute()
     if cwd is not None and call is not None:
         folder = folder_inside(folder, call.resources)
     return McpServer(
@@ -153,10 +153,6 @@ class _Stand:
 
 def _is_of_episode(spec: McpSpec) -> bool:
     return is_of_episode([spec.command, spec.cwd, spec.url, dict(spec.env), dict(spec.headers)])
-
-
-def _folder(context: CompileContext) -> Path:
-    return context.bases.get("command", context.base).absolute()
 
 
 def pin_path(spec: McpSpec, context: CompileContext) -> Path | None:

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -98,7 +98,7 @@ class LiveEpisode:
             "seed": episode.seed,
             "row": plain(episode.task),
             "tools": [plain(schema) for schema in episode.tool_schemas],
-            "messages": [_message(message) for message in self._said()],
+            "messages": [_message(message) for message in self.messages or episode.messages],
             "turns": [_turn(turn) for turn in turns],
             "ended": episode.is_ended,
             "reason": ended.get("reason", ""),
@@ -111,9 +111,6 @@ class LiveEpisode:
             "observation": _observed(last) if last is not None else "",
             "schedule": [_scheduled(result) for result in last.results] if last is not None else [],
         }
-
-    def _said(self) -> Sequence[Message]:
-        return self.messages or self.episode.messages
 
 
 @dataclass(slots=True, eq=False)

@@ -20,10 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import orjson
 from aiohttp import web
 
-from rlenv._base.bounded import plain, sendable
+from rlenv._base.bounded import plain
 from rlenv._base.text import did_you_mean
 from rlenv.checks.editor.edit import delete, edit, rename
 from rlenv.checks.editor.hover import complete, hover
@@ -34,6 +33,7 @@ from rlenv.errors import RlenvError, SpecError, UsageError, told_as
 from rlenv.language.schema import json_schema
 from rlenv.language.shipped import shipped
 from rlenv.runs.stage import PolicyChoice
+from rlenv.web.guard import encoded
 from rlenv.web.jobs import Jobs
 from rlenv.web.play import Plays
 from rlenv.web.shelf import SpecChanged, below, read_versioned, save_spec, spec_at, specs_below
@@ -120,12 +120,7 @@ def _told(handler: _Handler) -> _Handler:
 
 
 def _json(value: Any, *, status: int = 200) -> web.Response:
-    """An answer; what UTF-8 cannot hold becomes U+FFFD, and numbers that are not finite null."""
-    try:
-        body = orjson.dumps(value)
-    except TypeError:
-        body = orjson.dumps(sendable(value))
-    return web.Response(body=body, status=status, content_type="application/json")
+    return web.Response(body=encoded(value), status=status, content_type="application/json")
 
 
 async def _body(request: web.Request) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +77,7 @@ def export_policy(
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target} is not empty", hint="name another folder with -o")
     base = str(run_config(run)["actor_rollout_ref"]["model"]["path"])
-
-    def provenance(exported: Exported) -> dict[str, Any]:
-        return _provenance(run, exported, base=base)
-
+    provenance = partial(_provenance, run, base=base)
     return write_policy(checkpoint, target, base=base, provenance=provenance, dtype=dtype, adapter=adapter)
 
 

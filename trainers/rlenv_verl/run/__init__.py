@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import orjson
 import yaml
 
-from rlenv.episodes.environment import Environment, load
+from rlenv.episodes.environment import load
 from rlenv.errors import RlenvError, UsageError
 from rlenv.runs.folder import STOP, State
 from rlenv.runs.locks.files import Say, digest_of, tree_sha256
@@ -225,7 +225,7 @@ def attempt_locks(run: Run, config: Mapping[str, Any], *, from_step: int, say: S
     for entry, loop in zip(run.specs, loops, strict=True):
         environment = load(entry.source, set=dict(entry.set) or None)
         own = {"weight": entry.weight, "loop": {key: value for key, value in loop.items() if key not in _PLACES}}
-        locks[_named(environment)] = lock_of(
+        locks[f"{environment.spec.name}-v{environment.spec.version}"] = lock_of(
             environment,
             splits=list(dict.fromkeys(splits)),
             policy=policy,
@@ -237,10 +237,6 @@ def attempt_locks(run: Run, config: Mapping[str, Any], *, from_step: int, say: S
             say=say,
         )
     return locks
-
-
-def _named(environment: Environment) -> str:
-    return f"{environment.spec.name}-v{environment.spec.version}"
 
 
 def _policy(run: Run, from_step: int, say: Say | None) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any, Final
 import torch
 import yaml
 
-from rlenv.collect import Data, Identity, identity_of, read_data
+from rlenv.collect import Data, identity_of, read_data
 from rlenv.collect.data import rows_of
 from rlenv.collect.encode import EncodedRow
 from rlenv.errors import UsageError
@@ -282,12 +282,8 @@ def _data(folders: Sequence[str], model: str) -> list[Data]:
     found = []
     for folder in folders:
         kwargs = read_data(folder).manifest.template_kwargs
-        found.append(read_data(folder, identity=_identity(model, kwargs)))
+        found.append(read_data(folder, identity=identity_of(load_tokenizer(model), template_kwargs=kwargs)))
     return found
-
-
-def _identity(model: str, template_kwargs: Mapping[str, Any]) -> Identity:
-    return identity_of(load_tokenizer(model), template_kwargs=template_kwargs)
 
 
 def _saved(*, is_lora: bool, keeps: bool) -> list[str]:
