@@ -10,6 +10,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol
@@ -130,6 +131,7 @@ def forget_episode(context: ToolContext) -> None:
     _episode(context).generation += 1
 
 
+@dataclass(eq=False, slots=True)
 class CallCache:
     """The kept results of one tool.
 
@@ -140,21 +142,12 @@ class CallCache:
             episodes and hold only until a tool that mutates has run.
     """
 
-    def __init__(
-        self,
-        identity: str,
-        *,
-        store: Store | None,
-        depends_on: DependsOn,
-        make_store: Callable[[], MemoryStore],
-        in_thread: Callable[..., Awaitable[Any]],
-    ) -> None:
-        self._identity = identity
-        self._store = store
-        self._depends_on = depends_on
-        self._make_store = make_store
-        self._in_thread = in_thread
-        self._flights: dict[tuple[int, bytes], asyncio.Future[bytes | ToolFailed | None]] = {}
+    identity: str
+    store: Store | None
+    depends_on: DependsOn
+    make_store: Callable[[], MemoryStore]
+    in_thread: Callable[..., Awaitable[Any]]
+    _flights: dict[tuple[int, bytes], asyncio.Future[bytes | ToolFailed | None]] = field(default_factory=dict)
 
     async def get_or_run(
         self,
@@ -177,14 +170,14 @@ class CallCache:
             return await run(), False
         store: Store
         flight_key = (id(asyncio.get_running_loop()), key)
-        if self._store is None or self._depends_on == "episode":
+        if self.store is None or self.depends_on == "episode":
             kept = _episode(context)
-            store = kept.store.setdefault(self._identity, self._make_store())
+            store = kept.store.setdefault(self.identity, self.make_store())
             flight_key = (id(kept), key + b"%d" % kept.generation)
             key = key + b"%d" % kept.generation
         else:
-            store = self._store
-        packed = await self._in_thread(store.get, key) if store.is_slow else store.get(key)
+            store = self.store
+        packed = await self.in_thread(store.get, key) if store.is_slow else store.get(key)
         if packed is not None:
             return unpack(packed), True
         flight = self._flights.get(flight_key)
@@ -221,7 +214,7 @@ class CallCache:
             landed = pack(output, heard)
             if landed is not None:
                 if store.is_slow:
-                    await self._in_thread(store.put, key, landed)
+                    await self.in_thread(store.put, key, landed)
                 else:
                     store.put(key, landed)
             return output
@@ -235,7 +228,7 @@ class CallCache:
 
     def _key(self, arguments: Mapping[str, Any], context: ToolContext) -> bytes | None:
         """None where the call has no canonical form; then it is simply run."""
-        parts = [self._identity, arguments, dict(context.task) if self._depends_on != "arguments" else None]
+        parts = [self.identity, arguments, dict(context.task) if self.depends_on != "arguments" else None]
         try:
             return blake2b(orjson.dumps(parts, option=_SORTED), digest_size=24).digest()
         except TypeError:

@@ -62,23 +62,10 @@ class RunsCommand(WithPrices):
         if not found:
             write("no runs\n")
             return 1
-        heads = [
-            "run",
-            "kind",
-            "environment",
-            "policy",
-            "state",
-            "started",
-            "step",
-            "episodes",
-            "success",
-            "of",
-            "invalid",
-        ]
         has_asked = any(one.spending.roles for one in found)
-        table = Table(*heads, *(("tokens", "cost") if has_asked else ()))
-        for column in table.columns:
-            column.no_wrap = True
+        heads = "run kind environment policy state started step episodes success of invalid".split()
+        heads += ["tokens", "cost"] if has_asked else []
+        table = Table(*(Column(head, no_wrap=True) for head in heads))
         for one in found:
             told = one.as_dict()
             policy = " ".join(dict.fromkeys(told[name] for name in ("policy", "model") if told[name]))
@@ -106,10 +93,9 @@ class ShowCommand(WithPrices):
             write_json(told)
             return 0
         said = found.said
-        interval = (
-            [] if said.success is None else [f"95 % interval {figure(said.success_low)} to {figure(said.success_high)}"]
-        )
-        told |= {"started": found.started, "success": ", ".join([figure(said.success), *interval])}
+        interval = f", 95 % interval {figure(said.success_low)} to {figure(said.success_high)}"
+        success = figure(said.success) + (interval if said.success is not None else "")
+        told |= {"started": found.started, "success": success}
         told |= {name: f"{told[name]:,}" for name in ("episodes", "invalid")}
         del told["usage"], told["success_interval"]
         table = Table(show_header=False)

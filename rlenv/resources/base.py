@@ -98,6 +98,7 @@ class PythonResourceSpec(ResourceSpec):
     it gives. Parts are copied when they are first read: opening and comparing tables costs what is touched."""
 
 
+@dataclass(eq=False)
 class PythonResource:
     """A compiled `python` entry.
 
@@ -107,24 +108,14 @@ class PythonResource:
     than 30 s, goes to the logger `rlenv.resources`.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        scope: Literal["episode", "process"],
-        function: Callable[..., Any],
-        parameters: tuple[str, ...],
-        in_thread: bool,
-        is_copied: bool = False,
-    ) -> None:
-        self.name = name
-        self.scope = scope
-        self._function = function
-        self._parameters = parameters
-        self._in_thread = in_thread
-        self._is_copied = is_copied
-        self._made: list[Any] = []
-        self._making = threading.Lock()
+    name: str
+    scope: Literal["episode", "process"]
+    function: Callable[..., Any]
+    parameters: tuple[str, ...]
+    in_thread: bool
+    is_copied: bool = False
+    _made: list[Any] = field(default_factory=list)
+    _making: threading.Lock = field(default_factory=threading.Lock)
 
     @asynccontextmanager
     async def open(self, context: ResourceContext) -> AsyncIterator[Any]:
@@ -134,14 +125,14 @@ class PythonResource:
             ResourceError: the function, or entering what it gave, failed.
         """
         known: Mapping[str, Any] = {"task": context.task, "seed": context.seed, "vars": context.vars}
-        given = {name: known[name] for name in self._parameters}
+        given = {name: known[name] for name in self.parameters}
         async with AsyncExitStack() as stack:
             yield await self._entered(given, stack)
 
     async def _entered(self, given: Mapping[str, Any], stack: AsyncExitStack) -> Any:
-        function = self._function
+        function = self.function
         with self._named():
-            if self._is_copied:
+            if self.is_copied:
                 return await self._blocking(lambda: self._copied(given))
             if inspect.isasyncgenfunction(function):
                 return await self._async_manager(asynccontextmanager(function)(**given), stack)
@@ -160,7 +151,7 @@ class PythonResource:
     def _copied(self, given: Mapping[str, Any]) -> Any:
         with self._making:
             if not self._made:
-                self._made.append(lent(self._function(**given)))
+                self._made.append(lent(self.function(**given)))
         return copy_of(self._made[0])
 
     async def _async_manager(self, manager: AbstractAsyncContextManager[Any], stack: AsyncExitStack) -> Any:
@@ -203,7 +194,7 @@ class PythonResource:
 
     async def _blocking(self, work: Callable[[], Any], *, late: Callable[[], None] | None = None) -> Any:
         """The result of `work`. `late` is called where it ends only after it was given up."""
-        if not self._in_thread:
+        if not self.in_thread:
             return work()
         job = _python_threads.submit(work)
         try:
@@ -297,18 +288,16 @@ class Folder:
         return str(self.path)
 
 
+@dataclass(eq=False)
 class TempdirResource:
     """A compiled `tempdir` entry."""
 
     template_attributes: ClassVar[tuple[str, ...]] = ("path",)
 
-    def __init__(
-        self, name: str, *, scope: Literal["episode", "process"], source: Template | None, context: CompileContext
-    ) -> None:
-        self.name = name
-        self.scope = scope
-        self._source = source
-        self._context = context
+    name: str
+    scope: Literal["episode", "process"]
+    source: Template | None
+    context: CompileContext
 
     @asynccontextmanager
     async def open(self, context: ResourceContext) -> AsyncIterator[Folder]:
@@ -322,8 +311,8 @@ class TempdirResource:
         except OSError as error:  # a full disk, say
             raise ResourceError(f"the folder of resource '{self.name}' cannot be made: {error}") from error
         try:
-            if self._source is not None:
-                await self._fill(path, self._source, context)
+            if self.source is not None:
+                await self._fill(path, self.source, context)
             yield Folder(path)
         finally:
             # To its end, whoever is cancelled meanwhile: nothing may be left behind.
@@ -331,9 +320,9 @@ class TempdirResource:
 
     async def _fill(self, path: Path, template: Template, context: ResourceContext) -> None:
         try:
-            find = self._context.finder("path", template, vars=context.vars)
+            find = self.context.finder("path", template, vars=context.vars)
             source = find(template.text(task=context.task, vars=context.vars))
-            allowed = None if template.is_constant else (source, *self._context.roots)
+            allowed = None if template.is_constant else (source, *self.context.roots)
             # To its end: nothing may be copied into a folder that is being removed.
             await _copy_threads.finish(partial(_copy, source, path, allowed))
         except (TemplateError, RefusedPath, OSError, shutil.Error) as error:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +92,11 @@ async def closes(policy: Policy, rule: str, limit_s: float) -> None:
         await in_time(policy.aclose(), "a policy closes in time", limit_s)
 
 
+@dataclass(frozen=True)
 class _Limits:
-    def __init__(self, max_tokens: int | None, is_cut: bool, limit_s: float) -> None:
-        self.max_tokens = max_tokens
-        self.is_cut = is_cut
-        self.limit_s = limit_s
+    max_tokens: int | None
+    is_cut: bool
+    limit_s: float
 
 
 class _Laws:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,22 +86,15 @@ async def check_resource_async(
 check_resource = in_own_loop(check_resource_async)
 
 
+@dataclass
 class _Laws:
     """One resource, opened for one row."""
 
-    def __init__(
-        self,
-        resource: Resource,
-        context: ResourceContext,
-        look: Callable[[Any], Any],
-        change: Callable[[Any], Any] | None,
-        limit_s: float,
-    ) -> None:
-        self._resource = resource
-        self._context = context
-        self._look = look
-        self._change = change
-        self._limit_s = limit_s
+    _resource: Resource
+    _context: ResourceContext
+    _look: Callable[[Any], Any]
+    _change: Callable[[Any], Any] | None
+    _limit_s: float
 
     def _in_time(self, work: Awaitable[Any], what: str) -> Awaitable[Any]:
         return in_time(work, f"a resource {what} in time", self._limit_s)

@@ -161,7 +161,7 @@ def made(make_environment: Make, *entries: str, tools: str = "", **overrides: An
 
 
 def module(environment: Any, name: str) -> dict[str, Any]:
-    function = environment.parts.resources[name]._function
+    function = environment.parts.resources[name].function
     return getattr(function, "__wrapped__", function).__globals__
 
 

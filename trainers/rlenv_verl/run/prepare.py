@@ -143,7 +143,7 @@ def prepare(
     """Write the data sets, the agent loops' YAML, the resolved configuration and run.json, and return the plan.
 
     Args:
-        max_prompt_tokens: the longest prompt, or `before.UNMEASURED` where no tokenizer tells it yet.
+        max_prompt_tokens: the longest prompt, or `UNMEASURED` where no tokenizer tells it yet.
 
     Raises:
         UsageError: a split is missing, or veRL's configuration does not take an override.
