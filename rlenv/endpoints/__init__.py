@@ -22,20 +22,7 @@ from rlenv.concurrency.deadline import pause
 from rlenv.concurrency.lanes import Asked, check_going_out, here
 from rlenv.concurrency.scope import Scope
 from rlenv.dialects.base import CHARS_PER_TOKEN
-from rlenv.endpoints.account import (
-    AWAY,
-    TWO_LOGINS,
-    Completion,
-    ServerSeen,
-    UnreadableAnswer,
-    Usage,
-    as_sent,
-    asking,
-    read_chat,
-    seconds_of,
-    two_logins,
-    usage_of,
-)
+from rlenv.endpoints import account
 from rlenv.endpoints.raw_text import RawText, within
 from rlenv.errors import EndpointError, UsageError
 from rlenv.language.spec import EndpointSpec, SamplingSpec
@@ -84,12 +71,12 @@ class Endpoint:
         if self.base_url.endswith("/completions"):
             message = "expected the address without /completions or /chat/completions"
             raise UsageError(message, key="base_url", hint="end it with /v1")
-        if two_logins(self.base_url, self.headers):
-            raise UsageError(TWO_LOGINS, key="base_url", hint="leave one of the two out")
+        if account.two_logins(self.base_url, self.headers):
+            raise UsageError(account.TWO_LOGINS, key="base_url", hint="leave one of the two out")
 
     async def client(self, scope: Scope) -> Client:
         """The client that all who share `scope` share."""
-        server = scope.keep(("server", self.base_url), ServerSeen)
+        server = scope.keep(("server", self.base_url), account.ServerSeen)
         return await scope.get(("endpoint", self), lambda: aclosing(Client(self, server=server)))
 
 
@@ -126,11 +113,11 @@ class Client:
     """
 
     def __init__(
-        self, endpoint: Endpoint, http: aiohttp.ClientSession | None = None, *, server: ServerSeen | None = None
+        self, endpoint: Endpoint, http: aiohttp.ClientSession | None = None, *, server: account.ServerSeen | None = None
     ) -> None:
         self.endpoint = endpoint
-        self.server = server or ServerSeen()
-        self.usage = Usage()
+        self.server = server or account.ServerSeen()
+        self.usage = account.Usage()
         self.requests = 0
         self.retries = 0
         self._places = asyncio.Semaphore(endpoint.concurrency)
@@ -148,8 +135,8 @@ class Client:
         is_fitted: bool = False,
         deadline: float = float("inf"),
         asked: Asked | None = None,
-        around: Callable[[Callable[..., Awaitable[Completion]]], Awaitable[Completion]] | None = None,
-    ) -> Completion:
+        around: Callable[[Callable[..., Awaitable[account.Completion]]], Awaitable[account.Completion]] | None = None,
+    ) -> account.Completion:
         """The answer to a conversation.
 
         Args:
@@ -167,15 +154,15 @@ class Client:
         """
         body = self.body(sampling)
 
-        async def request(*, seed: int | None = body.get("seed"), **tries: Any) -> Completion:
-            sent = {**body, "seed": seed, "messages": [as_sent(message) for message in messages]}
+        async def request(*, seed: int | None = body.get("seed"), **tries: Any) -> account.Completion:
+            sent = {**body, "seed": seed, "messages": [account.as_sent(message) for message in messages]}
             if tools:
                 sent["tools"] = list(tools)
             post = self.post_fitting if is_fitted else self.post
             answer = await post("/chat/completions", sent, deadline=deadline, **tries)
-            return self.counted(read_chat, answer)
+            return self.counted(account.read_chat, answer)
 
-        async def ask() -> Completion:
+        async def ask() -> account.Completion:
             return await (request() if around is None else around(request))
 
         if (lane := here()) is None:
@@ -310,13 +297,13 @@ class Client:
         self, url: str, data: bytes, attempt: int, limit_s: float, lacking: _Lacking, *, is_free: bool
     ) -> dict[str, Any] | _Problem:
         """One try, which is counted for whoever asks, also where nobody waits for its end."""
-        whose, began = asking(), time.monotonic()
-        usage, failed = Usage(), True
+        whose, began = account.asking(), time.monotonic()
+        usage, failed = account.Usage(), True
         try:
             answer = await self._once(url, data, attempt, limit_s)
             if isinstance(answer, _Problem):
                 return answer
-            usage, missing = usage_of(answer), lacking(answer)
+            usage, missing = account.usage_of(answer), lacking(answer)
             failed = bool(missing)
             return _Problem(missing, is_garbled=True) if missing else answer
         finally:
@@ -347,7 +334,7 @@ class Client:
             self.server.cuts += was_sent
             told = f"no answer from the server ({type(error).__name__})"
             return _Problem(told, cause=error, is_garbled=was_sent, is_cut=was_sent)
-        self.server.is_up = status not in AWAY
+        self.server.is_up = status not in account.AWAY
         if raw is None:
             return _Problem(f"the server's answer is larger than {_MAX_BYTES:,} bytes", may_pass=False, is_garbled=True)
         if coding != "identity":
@@ -355,9 +342,9 @@ class Client:
             return _Problem(told, status, may_pass=False, is_garbled=status == 200)
         if status != 200:
             quoted = redact_within(raw.decode("utf-8", "replace"), _QUOTED_CHARS)
-            text, is_cut = f"the server answered {status}: {quoted}", was_up and status in AWAY
+            text, is_cut = f"the server answered {status}: {quoted}", was_up and status in account.AWAY
             self.server.cuts += is_cut
-            wait_s = seconds_of(retry_after)
+            wait_s = account.seconds_of(retry_after)
             return _Problem(text, status, may_pass=status in _RETRIED, wait_s=wait_s, is_cut=is_cut)
         try:
             answer = _parsed(raw) if len(raw) <= _LARGE_BYTES else await asyncio.to_thread(_parsed, raw)
@@ -378,7 +365,9 @@ class Client:
                 body |= {**spec.model_dump(exclude_none=True, exclude={"extra"}), **spec.extra}
         return body
 
-    def counted(self, read: Callable[[Mapping[str, Any]], Completion], answer: Mapping[str, Any]) -> Completion:
+    def counted(
+        self, read: Callable[[Mapping[str, Any]], account.Completion], answer: Mapping[str, Any]
+    ) -> account.Completion:
         """The completion in an answer, its tokens counted in `usage`.
 
         Raises:
@@ -386,16 +375,16 @@ class Client:
         """
         try:
             completion = read(answer)
-        except UnreadableAnswer as error:
+        except account.UnreadableAnswer as error:
             self.unread()
             told = f"endpoint '{self.endpoint.name}' ({self.endpoint.model}): {error}"
             raise EndpointError(told, is_garbled=True) from error
         self.usage += completion.usage
         return completion
 
-    def unread(self, completion: Completion | None = None) -> None:
+    def unread(self, completion: account.Completion | None = None) -> None:
         """Counts a reply as a failed try: whoever asked for it cannot use it, and asks again or gives up."""
-        if (whose := asking()) is not None:
+        if (whose := account.asking()) is not None:
             whose.unread(self.endpoint.model, is_recorded=completion is not None and completion.is_recorded)
 
 

@@ -19,27 +19,20 @@ from pydantic import ValidationError
 from rlenv._base.text import did_you_mean, nearest
 from rlenv.errors import Finding, SpecError, UsageError
 from rlenv.language import kinds as registry
+from rlenv.language import spec as specs
 from rlenv.language.dialect import CallSpec, ChatTemplateSpec, DialectSpec
 from rlenv.language.document import SourceDocument, read_source
-from rlenv.language.spec import (
-    EnvSpec,
-    OracleFunction,
-    OracleStep,
-    PromptSpec,
-    ResourceSpec,
-    RewardSpec,
-    Spec,
-    TaskSource,
-    ToolSpec,
-    UserSpec,
-)
 from rlenv.language.type_faults import found, from_pydantic, keys_of, listed
 from rlenv.language.yamlwords import WORDS
 
 __all__ = ["LoadedSpec", "load_spec", "loaded_of", "type_document"]
 
-_Spec = TypeVar("_Spec", bound=Spec)
-_BASES: dict[registry.Group, type[Spec]] = {"tools": ToolSpec, "resources": ResourceSpec, "rewards": RewardSpec}
+_Spec = TypeVar("_Spec", bound=specs.Spec)
+_BASES: dict[registry.Group, type[specs.Spec]] = {
+    "tools": specs.ToolSpec,
+    "resources": specs.ResourceSpec,
+    "rewards": specs.RewardSpec,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +43,7 @@ class LoadedSpec:
     keys: equal content gives an equal digest, wherever the files stand.
     """
 
-    spec: EnvSpec
+    spec: specs.EnvSpec
     document: SourceDocument
     path: Path
     digest: str
@@ -96,14 +89,14 @@ class _Faults(list[Finding]):
     cause: ValidationError | None = None
 
     def take(
-        self, error: ValidationError, document: SourceDocument, base: tuple[str | int, ...], model: type[Spec]
+        self, error: ValidationError, document: SourceDocument, base: tuple[str | int, ...], model: type[specs.Spec]
     ) -> None:
         """Adds those behind an error in the mapping at `base`, which should have been a `model`."""
         self.cause = self.cause or error
         self.extend(from_pydantic(error, document, base, model))
 
 
-def type_document(document: SourceDocument) -> EnvSpec:
+def type_document(document: SourceDocument) -> specs.EnvSpec:
     """A document to a typed spec.
 
     Raises:
@@ -120,12 +113,12 @@ def type_document(document: SourceDocument) -> EnvSpec:
                 for name in section
             }
     if isinstance(data.get("user"), Mapping):
-        data["user"] = _user(document, faults) or UserSpec.model_construct(kind="")
+        data["user"] = _user(document, faults) or specs.UserSpec.model_construct(kind="")
     if data.get("oracle") is not None:
         data["oracle"] = _oracle(document, data["oracle"], faults)
     if "dialect" in data:
         data["dialect"] = _dialect(document, faults)
-    spec = _validated(EnvSpec, data, document, (), faults)
+    spec = _validated(specs.EnvSpec, data, document, (), faults)
     version = document.get("rlenv")
     if version == 1 and type(version) is not int:  # pydantic takes true for 1
         faults.append(document.fault("rlenv", f"found {found(version)}; expected 1", "write 1"))
@@ -203,7 +196,7 @@ def _call_form(document: SourceDocument, path: tuple[str | int, ...], faults: _F
     return _validated(CallSpec, value, document, path, faults) or CallSpec()
 
 
-def _entry(document: SourceDocument, group: registry.Group, name: str, faults: _Faults) -> Spec | None:
+def _entry(document: SourceDocument, group: registry.Group, name: str, faults: _Faults) -> specs.Spec | None:
     path = (group, name)
     value = document.get(path)
     if not isinstance(value, Mapping):
@@ -229,7 +222,7 @@ def _entry(document: SourceDocument, group: registry.Group, name: str, faults: _
     return None if kind is None else _validated(kind.spec, value, document, path, faults)
 
 
-def _user(document: SourceDocument, faults: _Faults) -> Spec | None:
+def _user(document: SourceDocument, faults: _Faults) -> specs.Spec | None:
     value = document.get("user")
     kind = _named(document, "users", ("user",), "kind", value.get("kind"), faults)
     return None if kind is None else _validated(kind.spec, value, document, ("user",), faults)
@@ -290,9 +283,9 @@ _STEP = "write {say: …} or {call: {TOOL: {ARGUMENT: …}}}"
 def _oracle(document: SourceDocument, value: Any, faults: _Faults) -> Any:
     """The oracle in one of its forms; what stands in for a faulty one keeps the rest of the document checkable."""
     if isinstance(value, list):
-        return [_oracle_step(document, ("oracle", index), faults) or OracleStep() for index in range(len(value))]
+        return [_oracle_step(document, ("oracle", index), faults) or specs.OracleStep() for index in range(len(value))]
     if isinstance(value, Mapping) and not {"call", "say"}.intersection(value):
-        return _validated(OracleFunction, value, document, ("oracle",), faults)
+        return _validated(specs.OracleFunction, value, document, ("oracle",), faults)
     if not isinstance(value, str):
         message = f"found {found(value)}; expected a list of steps, {{function: …}} or a template"
         faults.append(document.fault("oracle", message, "write - before each step"))
@@ -300,14 +293,14 @@ def _oracle(document: SourceDocument, value: Any, faults: _Faults) -> Any:
     return value
 
 
-def _oracle_step(document: SourceDocument, path: tuple[str | int, ...], faults: _Faults) -> Spec | None:
+def _oracle_step(document: SourceDocument, path: tuple[str | int, ...], faults: _Faults) -> specs.Spec | None:
     step = document.get(path)
     if not isinstance(step, Mapping):
         faults.append(document.fault(path, f"found {found(step)}; expected a mapping with 'call' or 'say'", _STEP))
         return None
     if "call" not in step and "say" not in step:
         first = next(iter(step), "")
-        hint = did_you_mean(first, dict.fromkeys(keys_of(OracleStep)), otherwise=_STEP)
+        hint = did_you_mean(first, dict.fromkeys(keys_of(specs.OracleStep)), otherwise=_STEP)
         if document.has(("tools", first)):
             hint = f"write {{call: {{{first}: {{ARGUMENT: …}}}}}}"
         target = (*path, first) if step else path
@@ -321,7 +314,7 @@ def _oracle_step(document: SourceDocument, path: tuple[str | int, ...], faults: 
     if "expect" in step and "call" not in step:
         message = "found 'expect' in a step without a call, so that there is no result to look at"
         faults.append(document.fault((*path, "expect"), message, "move it to the step with the call", at="key"))
-    return _validated(OracleStep, step, document, path, faults) if len(faults) == before else None
+    return _validated(specs.OracleStep, step, document, path, faults) if len(faults) == before else None
 
 
 def _check_calls(document: SourceDocument, path: tuple[str | int, ...], faults: list[Finding]) -> None:
@@ -348,7 +341,7 @@ def _unasked(document: SourceDocument) -> Iterator[Finding]:
         return
     if not prompt.get("messages") and not isinstance(document.get("user"), Mapping):
         near = next((key for key in prompt if nearest(key, ["user"])), None)
-        if near is None or near in keys_of(PromptSpec):  # a misspelt key is reported already
+        if near is None or near in keys_of(specs.PromptSpec):  # a misspelt key is reported already
             message = "the key 'user' is missing"
             yield document.fault("prompt", message, "add 'user: …'", at="key", shown="prompt.user")
     elif prompt.get("images"):
@@ -371,7 +364,7 @@ def _task_sources(document: SourceDocument) -> list[Finding]:
         given = [key for key in _TASK_SOURCES if source.get(key) is not None]
         path = ("tasks", split)
         if not given:
-            unknown = any(key not in TaskSource.model_fields for key in source)
+            unknown = any(key not in specs.TaskSource.model_fields for key in source)
             if not unknown:  # a misspelt key is reported already
                 hint = "add 'path: FILE.jsonl'"
                 message = "expected 'path', 'function', 'hf', 'harbor', 'reasoning_gym' or 'rows'; found none"

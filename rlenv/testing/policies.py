@@ -21,18 +21,7 @@ from rlenv.episodes.rollout import context_of, drive
 from rlenv.errors import EpisodeError, PolicyError
 from rlenv.messages import Message, Sampled
 from rlenv.policies.base import Policy, PolicyContext, PolicySession
-from rlenv.testing.laws import (
-    LIMIT_S,
-    broken,
-    ends_when_cancelled,
-    environment_of,
-    in_own_loop,
-    in_time,
-    kept_as_json,
-    law,
-    raises_only,
-    short,
-)
+from rlenv.testing import laws
 
 __all__ = ["check_policy", "check_policy_async", "closes"]
 
@@ -49,7 +38,7 @@ async def check_policy_async(
     is_cut: bool = False,
     is_seeded: bool = True,
     failing: Policy | None = None,
-    limit_s: float = LIMIT_S,
+    limit_s: float = laws.LIMIT_S,
 ) -> None:
     """Runs the laws of policies on `policy`, which is closed at the end; one that is broken is an AssertionError.
 
@@ -65,31 +54,31 @@ async def check_policy_async(
         limit_s: how long one action may take, in seconds: a bound for what hangs.
     """
     name = getattr(policy, "name", None)
-    law("a policy has a name", isinstance(name, str) and bool(name), repr(name))
-    environment = environment_of(spec, set=set)
-    laws = _Laws(environment, task, split, seed, _Limits(max_tokens, is_cut, limit_s))
+    laws.law("a policy has a name", isinstance(name, str) and bool(name), repr(name))
+    environment = laws.environment_of(spec, set=set)
+    one = _Laws(environment, task, split, seed, _Limits(max_tokens, is_cut, limit_s))
     async with environment:
-        alone = await laws.actions(policy)
+        alone = await one.actions(policy)
         if is_seeded:
-            again = await laws.actions(policy)
-            law("equal seeds give equal actions", again == alone, f"{short(alone)}, then {short(again)}")
-            for beside in await asyncio.gather(laws.actions(policy), laws.actions(policy)):
+            again = await one.actions(policy)
+            laws.law("equal seeds give equal actions", again == alone, f"{laws.short(alone)}, then {laws.short(again)}")
+            for beside in await asyncio.gather(one.actions(policy), one.actions(policy)):
                 rule = "episodes side by side get the actions of one alone"
-                law(rule, beside == alone, f"{short(alone)} alone, {short(beside)} beside another")
-        await laws.is_cancelled(policy)
+                laws.law(rule, beside == alone, f"{laws.short(alone)} alone, {laws.short(beside)} beside another")
+        await one.is_cancelled(policy)
         if failing is not None:
-            await laws.fails(failing)
+            await one.fails(failing)
     for when in ("", ", and may be closed again"):
         await closes(policy, f"a policy closes without an error{when}", limit_s)
 
 
-check_policy = in_own_loop(check_policy_async)
+check_policy = laws.in_own_loop(check_policy_async)
 
 
 async def closes(policy: Policy, rule: str, limit_s: float) -> None:
     """States that a policy closes; with `rule`, that it does without an error."""
-    with raises_only(rule):
-        await in_time(policy.aclose(), "a policy closes in time", limit_s)
+    with laws.raises_only(rule):
+        await laws.in_time(policy.aclose(), "a policy closes in time", limit_s)
 
 
 @dataclass(frozen=True)
@@ -114,32 +103,32 @@ class _Laws:
             trajectory = await drive(episode, watched, limit_s=episode.limits.episode_s)
         failure = trajectory.failure
         is_playing = failure is None or failure.reason == "reward"
-        law("a policy acts until the episode ends", is_playing, failure)
+        laws.law("a policy acts until the episode ends", is_playing, failure)
         return watched.actions
 
     async def is_cancelled(self, policy: Policy) -> None:
         """An action that is waited for ends where the episode's time does."""
         async with self._environment.start(**self._where) as episode:
             session = policy.start(context_of(episode))
-            await ends_when_cancelled(_acted(session, list(episode.messages)), "an action", self._limits.limit_s)
+            await laws.ends_when_cancelled(
+                laws.awaited(session.act([*episode.messages])), "an action", self._limits.limit_s
+            )
 
     async def fails(self, policy: Policy) -> None:
         """An endpoint that is down is no action."""
         rule = "a policy whose endpoint is down raises PolicyError"
         async with self._environment.start(**self._where) as episode:
             try:
-                with raises_only(rule, PolicyError):
+                with laws.raises_only(rule, PolicyError):
                     asked = policy.start(context_of(episode)).act(list(episode.messages))
-                    said = await in_time(asked, "a policy whose endpoint is down says so in time", self._limits.limit_s)
+                    said = await laws.in_time(
+                        asked, "a policy whose endpoint is down says so in time", self._limits.limit_s
+                    )
             except PolicyError:
                 return
             finally:
                 await closes(policy, "a policy whose endpoint is down closes without an error", self._limits.limit_s)
-        raise broken(rule, f"it said {short(said)}")
-
-
-async def _acted(session: PolicySession, messages: list[Message]) -> Any:
-    return await session.act(messages)
+        raise laws.broken(rule, f"it said {laws.short(said)}")
 
 
 class _Watched:
@@ -153,18 +142,20 @@ class _Watched:
         self._session: PolicySession | None = None
 
     def start(self, context: PolicyContext) -> PolicySession:
-        before = kept_as_json(context.task)
+        before = laws.kept_as_json(context.task)
         self._session = self._policy.start(context)
-        law("a policy leaves the task as it is", kept_as_json(context.task) == before, short(context.task))
+        laws.law(
+            "a policy leaves the task as it is", laws.kept_as_json(context.task) == before, laws.short(context.task)
+        )
         return self
 
     async def act(self, messages: Sequence[Message]) -> str | Message | Sampled:
         assert self._session is not None
         given = list(messages)
-        with raises_only("a policy that cannot act raises PolicyError", EpisodeError):
+        with laws.raises_only("a policy that cannot act raises PolicyError", EpisodeError):
             asked = self._session.act(given)
-            action = await in_time(asked, "a policy acts in time", self._limits.limit_s)
-        law("a policy leaves the conversation as it is", given == list(messages), short(given))
+            action = await laws.in_time(asked, "a policy acts in time", self._limits.limit_s)
+        laws.law("a policy leaves the conversation as it is", given == list(messages), laws.short(given))
         self._check(action)
         self.actions.append(replace(action, token_ids=tuple(action.token_ids)) if type(action) is Sampled else action)
         return action
@@ -174,16 +165,16 @@ class _Watched:
     def _check(self, action: object) -> None:
         said = action.action if isinstance(action, Sampled) else action
         is_action = isinstance(said, str) or (isinstance(said, Message) and said.role == "assistant")
-        law("an action is a text, an assistant's message, or Sampled of one", is_action, short(action))
+        laws.law("an action is a text, an assistant's message, or Sampled of one", is_action, laws.short(action))
         limits = self._limits
         if limits.max_tokens is None:
             return
         if not isinstance(action, Sampled) or not action.finish_reason:
-            raise broken(
-                "a policy with a limit of tokens says why each action ended (Sampled.finish_reason)", short(action)
+            raise laws.broken(
+                "a policy with a limit of tokens says why each action ended (Sampled.finish_reason)", laws.short(action)
             )
         count = len(action.token_ids)
-        law(f"an action has at most {limits.max_tokens} tokens", count <= limits.max_tokens, f"it has {count}")
+        laws.law(f"an action has at most {limits.max_tokens} tokens", count <= limits.max_tokens, f"it has {count}")
         if limits.is_cut and not self.actions:
             rule = "an action that the limit has cut says so (finish_reason is length)"
-            law(rule, action.finish_reason == "length", short(action.finish_reason))
+            laws.law(rule, action.finish_reason == "length", laws.short(action.finish_reason))

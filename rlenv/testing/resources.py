@@ -19,19 +19,7 @@ from typing import Any
 
 from rlenv.errors import ResourceError
 from rlenv.resources.base import Resource, ResourceContext
-from rlenv.testing.laws import (
-    LIMIT_S,
-    awaited,
-    broken,
-    compiled,
-    ends_when_cancelled,
-    in_own_loop,
-    in_time,
-    kept_as_json,
-    law,
-    raises_only,
-    short,
-)
+from rlenv.testing import laws
 
 __all__ = ["check_resource", "check_resource_async"]
 
@@ -52,7 +40,7 @@ async def check_resource_async(
     vars: Mapping[str, Any] | None = None,
     seed: int = 0,
     base: Path = Path(),
-    limit_s: float = LIMIT_S,
+    limit_s: float = laws.LIMIT_S,
     **parts: Any,
 ) -> None:
     """Runs the laws of resources on `resource`; a law that is broken is an AssertionError that states it.
@@ -69,21 +57,21 @@ async def check_resource_async(
         limit_s: how long opening, closing, `look` and `change` may take, in seconds: a bound for what hangs.
         parts: what an entry is compiled with beside it (`roots`, `endpoints`).
     """
-    made: Resource = compiled("resources", resource, name="resource", base=base, vars=vars or {}, **parts)
-    law("a resource has a name", bool(made.name), repr(made.name))
-    law("a resource's scope is episode or process", made.scope in ("episode", "process"), repr(made.scope))
+    made: Resource = laws.compiled("resources", resource, name="resource", base=base, vars=vars or {}, **parts)
+    laws.law("a resource has a name", bool(made.name), repr(made.name))
+    laws.law("a resource's scope is episode or process", made.scope in ("episode", "process"), repr(made.scope))
     for task in tasks:
-        laws = _Laws(made, ResourceContext(task, vars or {}, seed), look, change, limit_s)
-        await laws.opens_and_closes()
-        await laws.closes_whatever_happens()
-        await laws.opens_at_once()
+        one = _Laws(made, ResourceContext(task, vars or {}, seed), look, change, limit_s)
+        await one.opens_and_closes()
+        await one.closes_whatever_happens()
+        await one.opens_at_once()
         if made.scope == "episode" and change is not None:
-            await laws.keeps_episodes_apart()
+            await one.keeps_episodes_apart()
     for task in failing:
         await _Laws(made, ResourceContext(task, vars or {}, seed), look, change, limit_s).fails()
 
 
-check_resource = in_own_loop(check_resource_async)
+check_resource = laws.in_own_loop(check_resource_async)
 
 
 @dataclass
@@ -97,16 +85,16 @@ class _Laws:
     _limit_s: float
 
     def _in_time(self, work: Awaitable[Any], what: str) -> Awaitable[Any]:
-        return in_time(work, f"a resource {what} in time", self._limit_s)
+        return laws.in_time(work, f"a resource {what} in time", self._limit_s)
 
     async def _enter(self) -> tuple[AbstractAsyncContextManager[Any], Any]:
         rule = "what keeps a resource from opening is a ResourceError"
-        with raises_only(rule, ResourceError, where=f"{self._context.task}: "):
+        with laws.raises_only(rule, ResourceError, where=f"{self._context.task}: "):
             manager = self._resource.open(self._context)
             return manager, await self._in_time(manager.__aenter__(), "opens")
 
     async def _exit(self, manager: AbstractAsyncContextManager[Any], rule: str) -> None:
-        with raises_only(rule):
+        with laws.raises_only(rule):
             await self._in_time(manager.__aexit__(None, None, None), "closes")
 
     @asynccontextmanager
@@ -118,28 +106,30 @@ class _Laws:
             await self._exit(manager, "a resource closes without an error")
 
     async def _seen(self, handle: Any) -> str:
-        return kept_as_json(await self._in_time(awaited(self._look(handle)), "is looked at"))
+        return laws.kept_as_json(await self._in_time(laws.awaited(self._look(handle)), "is looked at"))
 
     async def _changed(self, handle: Any) -> None:
         assert self._change is not None
-        await self._in_time(awaited(self._change(handle)), "is changed")
+        await self._in_time(laws.awaited(self._change(handle)), "is changed")
 
     async def opens_and_closes(self) -> None:
         """Opening leaves the row as it is and gives the same each time; what is closed may be closed again."""
-        before = kept_as_json(self._context.task)
+        before = laws.kept_as_json(self._context.task)
         manager, handle = await self._enter()
         first = await self._seen(handle)
-        law("a resource leaves the task as it is", kept_as_json(self._context.task) == before, self._context.task)
+        laws.law(
+            "a resource leaves the task as it is", laws.kept_as_json(self._context.task) == before, self._context.task
+        )
         await self._exit(manager, "a resource closes without an error")
         await self._exit(manager, "a resource that is closed may be closed again")
         async with self._opened() as handle:
             if self._change is not None and self._resource.scope == "episode":
                 await self._changed(handle)
-                law("what is changed is seen", await self._seen(handle) != first, f"{first} before and afterwards")
+                laws.law("what is changed is seen", await self._seen(handle) != first, f"{first} before and afterwards")
         async with self._opened() as handle:
             again = await self._seen(handle)
         rule = "a resource opens as it was, whatever an earlier episode did"
-        law(rule, again == first, f"{short(first)} at first, {short(again)} later")
+        laws.law(rule, again == first, f"{laws.short(first)} at first, {laws.short(again)} later")
 
     async def closes_whatever_happens(self) -> None:
         """An error inside comes out as it was; cancelling ends it; and it opens again after either."""
@@ -147,14 +137,14 @@ class _Laws:
             first = await self._seen(handle)
         inside = _Raised("of the episode")
         rule = "what an episode raises comes out as it was"
-        with suppress(_Raised), raises_only(rule, _Raised, where=f"{short(inside)} went in, and "):
+        with suppress(_Raised), laws.raises_only(rule, _Raised, where=f"{laws.short(inside)} went in, and "):
             await self._in_time(self._raising(inside), "closes after an error")
-            raise broken(rule, f"{short(inside)} went in and was swallowed")
-        await ends_when_cancelled(self._held(asyncio.Event()), "a resource's opening", self._limit_s)
+            raise laws.broken(rule, f"{laws.short(inside)} went in and was swallowed")
+        await laws.ends_when_cancelled(self._held(asyncio.Event()), "a resource's opening", self._limit_s)
         async with self._opened() as handle:
             again = await self._seen(handle)
         rule = "a resource opens as it was after an error"
-        law(rule, again == first, f"{short(first)} before it, {short(again)} after it")
+        laws.law(rule, again == first, f"{laws.short(first)} before it, {laws.short(again)} after it")
 
     async def _raising(self, error: Exception) -> None:
         async with self._resource.open(self._context):
@@ -179,7 +169,7 @@ class _Laws:
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
         seen = {task.result() for task in tasks}
-        law("episodes that open at once see the same", len(seen) == 1, short(sorted(seen)))
+        laws.law("episodes that open at once see the same", len(seen) == 1, laws.short(sorted(seen)))
 
     async def keeps_episodes_apart(self) -> None:
         """Checks that one episode's changes are not seen by another that is open beside it."""
@@ -187,7 +177,11 @@ class _Laws:
             before = await self._seen(other)
             await self._changed(one)
             after = await self._seen(other)
-        law("one episode's changes are not seen in another", after == before, f"{short(before)}, then {short(after)}")
+        laws.law(
+            "one episode's changes are not seen in another",
+            after == before,
+            f"{laws.short(before)}, then {laws.short(after)}",
+        )
 
     async def fails(self) -> None:
         """Infrastructure that fails is said with an error that makes the reward invalid."""
@@ -196,4 +190,6 @@ class _Laws:
                 pass
         except ResourceError:
             return
-        raise broken("a resource whose infrastructure fails raises ResourceError", f"{self._context.task}: it opened")
+        raise laws.broken(
+            "a resource whose infrastructure fails raises ResourceError", f"{self._context.task}: it opened"
+        )

@@ -21,17 +21,7 @@ from rlenv._base.bounded import encodable
 from rlenv.concurrency.scope import Scope
 from rlenv.errors import EpisodeError
 from rlenv.messages import Message
-from rlenv.testing.laws import (
-    LIMIT_S,
-    compiled,
-    ends_when_cancelled,
-    in_own_loop,
-    in_time,
-    kept_as_json,
-    law,
-    raises_only,
-    short,
-)
+from rlenv.testing import laws
 from rlenv.users.base import MAX_REPLY_CHARS, User, UserContext, UserSession, stops_of
 
 __all__ = ["check_user", "check_user_async"]
@@ -44,7 +34,7 @@ async def check_user_async(
     context: UserContext | None = None,
     most_replies: int = 50,
     base: Path = Path(),
-    limit_s: float = LIMIT_S,
+    limit_s: float = laws.LIMIT_S,
     **parts: Any,
 ) -> None:
     """Runs the laws of simulated users on `user`; a law that is broken is an AssertionError that states it.
@@ -59,8 +49,8 @@ async def check_user_async(
         parts: what a mapping is compiled with beside it (`endpoints`, `vars`, `resources`).
     """
     assert says, "check_user needs at least one message of the policy's"
-    made: User = compiled("users", user, base=base, **parts)
-    law(
+    made: User = laws.compiled("users", user, base=base, **parts)
+    laws.law(
         "a user's stop is a text or None",
         all(isinstance(stop, str) and stop for stop in stops_of(made)),
         repr(made.stop),
@@ -75,19 +65,19 @@ async def check_user_async(
         await scope.aclose()
 
 
-check_user = in_own_loop(check_user_async)
+check_user = laws.in_own_loop(check_user_async)
 
 
 async def _check_dialogues(
     made: User, begins: UserContext, says: Sequence[str], most_replies: int, limit_s: float
 ) -> None:
-    before = kept_as_json(begins.task)
+    before = laws.kept_as_json(begins.task)
     alone = await _Dialogue(made, begins, says, limit_s).replies(most_replies)
     is_over = len(alone) < most_replies
-    law("a user ends the dialogue", is_over, f"it has replied {most_replies} times, last {short(alone[-1:])}")
-    law("a user leaves the task as it is", kept_as_json(begins.task) == before, short(begins.task))
+    laws.law("a user ends the dialogue", is_over, f"it has replied {most_replies} times, last {laws.short(alone[-1:])}")
+    laws.law("a user leaves the task as it is", laws.kept_as_json(begins.task) == before, laws.short(begins.task))
     again = await _Dialogue(made, begins, says, limit_s).replies(most_replies)
-    law("equal seeds give equal replies", again == alone, f"{short(alone)}, then {short(again)}")
+    laws.law("equal seeds give equal replies", again == alone, f"{laws.short(alone)}, then {laws.short(again)}")
     one, other = (_Dialogue(made, begins, says, limit_s) for _ in range(2))
     beside: list[list[str]] = [[], []]
     for _ in alone:
@@ -95,10 +85,14 @@ async def _check_dialogues(
             said = await dialogue.next()
             replies += [] if said is None else [said]
     for replies in beside:
-        law("episodes side by side hear the same as one alone", replies == alone, f"{short(alone)}, {short(replies)}")
+        laws.law(
+            "episodes side by side hear the same as one alone",
+            replies == alone,
+            f"{laws.short(alone)}, {laws.short(replies)}",
+        )
     heard = [Message("user", "Go on."), Message("assistant", says[0])]
     cancelled = made.start(begins).reply(heard, deadline=time.monotonic() + limit_s)
-    await ends_when_cancelled(cancelled, "a reply", limit_s)
+    await laws.ends_when_cancelled(cancelled, "a reply", limit_s)
 
 
 class _Dialogue:
@@ -123,14 +117,16 @@ class _Dialogue:
         self._dialogue.append(Message("assistant", next(self._says)))
         given = list(self._dialogue)
         deadline = time.monotonic() + self._limit_s
-        with raises_only("a user that cannot be asked raises EpisodeError", EpisodeError):
+        with laws.raises_only("a user that cannot be asked raises EpisodeError", EpisodeError):
             asked = self._session.reply(given, deadline=deadline)
-            said = await in_time(asked, "a user replies in time", self._limit_s)
-        law("a user leaves the dialogue as it is", given == self._dialogue, short(given))
-        law("a reply is a text or None", said is None or isinstance(said, str), short(said))
+            said = await laws.in_time(asked, "a user replies in time", self._limit_s)
+        laws.law("a user leaves the dialogue as it is", given == self._dialogue, laws.short(given))
+        laws.law("a reply is a text or None", said is None or isinstance(said, str), laws.short(said))
         if said is None:
             return None
         is_fit = len(said) <= MAX_REPLY_CHARS and encodable(said) == said
-        law(f"a reply is a text of at most {MAX_REPLY_CHARS} characters that UTF-8 can hold", is_fit, short(said))
+        laws.law(
+            f"a reply is a text of at most {MAX_REPLY_CHARS} characters that UTF-8 can hold", is_fit, laws.short(said)
+        )
         self._dialogue.append(Message("user", said))
         return None if any(stop in said for stop in self._stops) else said

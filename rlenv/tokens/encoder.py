@@ -11,6 +11,7 @@ from typing import Any, Literal
 from rlenv.dialects.base import SameTurn
 from rlenv.errors import UnsupportedTemplate, UsageError
 from rlenv.messages import Message
+from rlenv.tokens import vocabulary
 from rlenv.tokens.dummies import TOOL, USER, Marks, TurnShape
 from rlenv.tokens.growth import AnsweredTurn, Growth
 from rlenv.tokens.images import NoImages, ProcessorImages, Shown, as_template_reads
@@ -19,16 +20,6 @@ from rlenv.tokens.prompt_ids import MAX_MESSAGES, Observations, PromptIds
 from rlenv.tokens.rows import TokenRows
 from rlenv.tokens.shapes import Story, end_marks, words_of
 from rlenv.tokens.trajectory import Limits, TokenTrajectory
-from rlenv.tokens.vocabulary import (
-    ChatTemplate,
-    Keep,
-    Vocabulary,
-    encode,
-    fast_tokenizer,
-    knows_no_text,
-    template_of,
-    token_cut,
-)
 
 __all__ = ["HISTORIES", "MAX_MESSAGES", "History", "TokenEncoder"]
 
@@ -98,10 +89,10 @@ class TokenEncoder:
         self.history: History = history
         self.same_turn = same_turn
         self.images = images
-        backend = fast_tokenizer(tokenizer)
-        source, values, name = template_of(tokenizer, chat_template, template_kwargs)
-        self.vocabulary = Vocabulary(backend, size=vocab_size, source=source)
-        if knows_no_text(self.vocabulary.plain):
+        backend = vocabulary.fast_tokenizer(tokenizer)
+        source, values, name = vocabulary.template_of(tokenizer, chat_template, template_kwargs)
+        self.vocabulary = vocabulary.Vocabulary(backend, size=vocab_size, source=source)
+        if vocabulary.knows_no_text(self.vocabulary.plain):
             raise UsageError(f"tokenizer {name}: it has no ids for texts", hint="is tokenizer.json missing beside it?")
         if images is not None and images.place not in self.vocabulary.added:
             raise UnsupportedTemplate(f"tokenizer {name}: the processor's {images.place} is no token of it")
@@ -111,7 +102,7 @@ class TokenEncoder:
                 f"tokenizer {name}: plain text makes the control tokens {', '.join(map(repr, leaks[:5]))}; content"
                 " could not be told from structure"
             )
-        self.template = ChatTemplate(source, name=name, values=values)
+        self.template = vocabulary.ChatTemplate(source, name=name, values=values)
         self._seen_by = images if images is not None else NoImages(name)
         self._thinking = tuple(thinking)
         named = (stop,) if isinstance(stop, str) else tuple(stop or ())
@@ -172,11 +163,11 @@ class TokenEncoder:
 
     def encode_content(self, text: str) -> list[int]:
         """The ids of plain content; no added token comes of it. The GIL is released while it is encoded."""
-        return encode(self.vocabulary.plain, text)
+        return vocabulary.encode(self.vocabulary.plain, text)
 
     def encode_text(self, text: str) -> list[int]:
         """The ids of templated text, in which added tokens are tokens. The GIL is released while it is encoded."""
-        return encode(self.vocabulary.full, text)
+        return vocabulary.encode(self.vocabulary.full, text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, added tokens included.
@@ -189,9 +180,9 @@ class TokenEncoder:
         except OverflowError as error:
             raise UsageError("a token id is negative or beyond 32 bits; expected ids of the tokenizer") from error
 
-    def cut(self, *, max_tokens: int, keep: Keep = "head_tail") -> Callable[[str], str]:
+    def cut(self, *, max_tokens: int, keep: vocabulary.Keep = "head_tail") -> Callable[[str], str]:
         """A function that shortens a content to at most `max_tokens` tokens; see `token_cut`."""
-        cut = token_cut(self.vocabulary.plain, max_tokens=max_tokens, keep=keep)
+        cut = vocabulary.token_cut(self.vocabulary.plain, max_tokens=max_tokens, keep=keep)
         images = self.images
         return cut if images is None else lambda text: cut(images.plain(text))
 
@@ -211,7 +202,7 @@ class TokenEncoder:
         max_response_tokens: int | None = None,
         max_total_tokens: int | None = None,
         max_observation_tokens: int | None = None,
-        keep: Keep = "head_tail",
+        keep: vocabulary.Keep = "head_tail",
     ) -> TokenTrajectory:
         """A trajectory whose prompt is the template's rendering of `messages`, generation prompt included.
 
@@ -408,7 +399,7 @@ class TokenEncoder:
             UnsupportedTemplate: as where one is made.
         """
         out = copy(self)
-        out.template = ChatTemplate(
+        out.template = vocabulary.ChatTemplate(
             self.template.source, name=self.template.name, values={**self.template.values, **values}
         )
         out._bind()

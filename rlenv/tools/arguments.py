@@ -17,15 +17,7 @@ from rlenv._base.paths import RefusedPath, leads_out, real
 from rlenv._base.schemas import BoundedValidator
 from rlenv._base.text import did_you_mean
 from rlenv.errors import ToolFailed, UnknownEntry, UsageError
-from rlenv.language.templates import (
-    TemplateError,
-    UnfitTemplate,
-    compile_template,
-    compile_value,
-    template_of,
-    texts_at,
-    texts_in,
-)
+from rlenv.language import templates
 from rlenv.resources.base import Folder
 from rlenv.secrets import set_aside
 from rlenv.tools.base import Tool, ToolContext
@@ -297,16 +289,19 @@ def compile_filling(
         UsageError: a template cannot be read, or reads a name that is not there; a secret is not set.
         UnknownEntry: it reads a resource that is not there.
     """
-    for place, text in texts_at(key, value):
+    for place, text in templates.texts_at(key, value):
         _check(text, key=place, parameters=parameters)
         check_resources(text, key=place, resources=resources)
     marked, with_secrets = set_aside(value)
-    fill, reads_call = compile_value(marked), any("args" in compile_template(text).names for text in texts_in(value))
+    fill, reads_call = (
+        templates.compile_value(marked),
+        any("args" in templates.compile_template(text).names for text in templates.texts_in(value)),
+    )
 
     def filled(*, args: Any, task: Any, resources: Any = _NO_RESOURCES) -> Any:
         try:
             return with_secrets(fill(args=args, task=task, resources=resources, vars=vars))
-        except TemplateError as error:
+        except templates.TemplateError as error:
             if not reads_call:
                 raise
             raise ToolFailed("the request cannot be written with these arguments", reason="bad_arguments") from error
@@ -316,33 +311,33 @@ def compile_filling(
 
 def is_dynamic(value: Any) -> bool:
     """True if a template in `value` reads what a call or a row fills in."""
-    return any(compile_template(text).names & {"args", "task"} for text in texts_in(value))
+    return any(templates.compile_template(text).names & {"args", "task"} for text in templates.texts_in(value))
 
 
 def is_of_episode(value: Any) -> bool:
     """True if a template in `value` reads what differs from episode to episode."""
-    return any(compile_template(text).names & {"task", "resources"} for text in texts_in(value))
+    return any(templates.compile_template(text).names & {"task", "resources"} for text in templates.texts_in(value))
 
 
 def check_resources(text: str, *, key: str, resources: Collection[str]) -> None:
     """Raises UnknownEntry: a template reads a resource that is not there."""
-    for path in sorted(template_of(text, key=key).paths):
+    for path in sorted(templates.template_of(text, key=key).paths):
         if path[0] == "resources" and len(path) > 1 and path[1] not in resources:
             raise UnknownEntry("resources", path[1], tuple(resources), key=key)
 
 
 def _check(text: str, *, key: str, parameters: Mapping[str, Any]) -> None:
-    template = template_of(text, key=key)
+    template = templates.template_of(text, key=key)
     named = list(parameters.get("properties", {}))
     for name in sorted(template.names - set(_NAMES)):
         listed = f"did you mean 'args.{name}'?" if name in named else f"known names: {', '.join(_NAMES)}"
         hint = did_you_mean(name, _NAMES, otherwise=listed)
-        raise UnfitTemplate(f"'{name}' is not known here", key=key, hint=hint, find=name)
+        raise templates.UnfitTemplate(f"'{name}' is not known here", key=key, hint=hint, find=name)
     for path in sorted(template.paths):
         if path[0] == "args" and len(path) > 1 and path[1] not in named:
             hint = did_you_mean(path[1], named, otherwise="name it under 'parameters'", prefix="args.")
             found = ".".join(path[:2])
-            raise UnfitTemplate(f"there is no argument '{path[1]}'", key=key, hint=hint, find=found)
+            raise templates.UnfitTemplate(f"there is no argument '{path[1]}'", key=key, hint=hint, find=found)
 
 
 def folder_inside(path: Path, resources: Mapping[str, Any]) -> Path:
