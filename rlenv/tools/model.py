@@ -17,7 +17,7 @@ from rlenv.concurrency.scope import Scope
 from rlenv.dialects.built_in import broken
 from rlenv.endpoints import REFUSED, Client, Endpoint
 from rlenv.endpoints.account import asks, is_away
-from rlenv.errors import EndpointError, EpisodeError, ToolFailed, UnknownEntry, UsageError, under
+from rlenv.errors import EndpointError, EpisodeError, ToolFailed, UnknownEntry, UsageError, told_as, under
 from rlenv.images import UnreadableImage, image_of
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Int, Prose, SamplingSpec, Text, ToolSpec
@@ -141,13 +141,11 @@ def compile_model(name: str, spec: ModelSpec, context: CompileContext) -> Sequen
     async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
         check_length(name, arguments)
         values = {"args": _Arguments(arguments), "task": call.task, "vars": constants, "resources": call.resources}
-        try:
+        with told_as(ToolFailed, "the request cannot be written:", TemplateError):
             # What the policy wrote is not the other model's own: it spells no control token there.
             messages = [Message("system", broken(*system.written(**values)))] if system is not None else []
             attached = tuple(one(values) for one in read)
             messages.append(Message("user", broken(*prompt.written(**values)), images=attached))
-        except TemplateError as error:
-            raise ToolFailed(f"the request cannot be written: {error}") from error
         client = await endpoint.client(call.shared())
         try:
             with asks(f"tool {name}"):
@@ -278,10 +276,8 @@ def compile_agent(name: str, spec: AgentSpec, context: CompileContext) -> Sequen
         check_length(name, arguments)
         task: Mapping[str, Any] = arguments
         if fill is not None:
-            try:
+            with told_as(ToolFailed, "the agent's task cannot be written:", TemplateError):
                 task = fill(args=arguments, task=call.task, vars=constants)
-            except TemplateError as error:
-                raise ToolFailed(f"the agent's task cannot be written: {error}") from error
         shared = call.shared()
         client = await endpoint.client(shared)
         with asks(f"agent {name}"):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from rlenv.errors import ToolFailed
+from rlenv.errors import ToolFailed, told_as
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Text, ToolSpec
 from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
@@ -68,10 +68,8 @@ class _Tool:
             ToolFailed: the machine does not come up, or was ended from outside.
         """
         workspace: Workspace = call.resources[self.resource]
-        try:
+        with told_as(ToolFailed, "the machine is not there:", MachineFailed, reason="worker"):
             ran = await workspace.run(command, self.timeout_s, most=most)
-        except MachineFailed as error:
-            raise ToolFailed(f"the machine is not there: {error}", reason="worker") from error
         return ran, shown(ran, seconds=self.timeout_s, workspace=workspace)
 
     async def run(self, arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:

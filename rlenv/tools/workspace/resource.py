@@ -351,15 +351,13 @@ class WorkspaceResource:
         Raises:
             ResourceError: its image or what it starts with is not there.
         """
-        try:
+        with told_as(ResourceError, f"the machine '{self.name}' cannot be made:", TemplateError, RefusedPath, OSError):
             spec = self.of_row(context.task, context.vars)
             copied = self.source("path", context.task, context.vars)
             image, tests_image = await _threads.finish(lambda: self.images(context.task, context.vars))
             user = self.user_of(image, spec)
             await _threads.finish(starters.swept_once)
             folder = starters.made_here()  # at once: who is cancelled while it is made would lose it
-        except (TemplateError, RefusedPath, OSError) as error:
-            raise ResourceError(f"the machine '{self.name}' cannot be made: {error}") from error
         limits = starters.MachineLimits(spec.processes, int(spec.memory_mb), int(spec.disk_mb))
         env = {**image.env, **cast(Mapping[str, str], spec.env)}
         bare = "/" if self.spec.cwd and not spec.cwd and not image.binds else _WORKDIR  # as docker does
