@@ -28,8 +28,6 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, Strict
 from rlenv._base.strict_json import read_json
 from rlenv.tools.search import Index, load_index
 
-__all__ = ["Bm25Retriever", "Retriever", "ScoredDocument", "application", "serve"]
-
 
 @dataclass(frozen=True, slots=True)
 class ScoredDocument:

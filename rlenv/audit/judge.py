@@ -24,8 +24,6 @@ from rlenv.runs.figures.rewards import Estimate, kappa
 from rlenv.secrets import redact_within
 from rlenv.trajectory import Turn
 
-__all__ = ["Anchor", "JudgeReport", "audit_judge", "judge_of", "read_anchors"]
-
 _BIAS = 0.1
 """A bias below this share of the scale is let pass, however sure."""
 

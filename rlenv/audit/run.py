@@ -41,8 +41,6 @@ from rlenv.rewards.judge import JudgeSpec
 from rlenv.tasks.rows import seed_of
 from rlenv.trajectory import Trajectory
 
-__all__ = ["audit"]
-
 _FAULT_SHARE = 0.3
 _SAMPLES = 2
 _CONSTANTS = 3

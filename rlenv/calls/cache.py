@@ -24,9 +24,6 @@ from rlenv.messages import Image
 from rlenv.secrets import redact, redact_value
 from rlenv.tools.base import DependsOn, ToolContext, ToolOutput
 
-__all__ = ["CallCache", "DiskStore", "MemoryStore", "Store", "default_path", "forget_episode"]
-
-
 MAX_ENTRY_BYTES = 4_000_000
 MAX_STORE_BYTES = 256_000_000
 """Of one tool's results in memory: policies choose what is asked, and pages of megabytes would fill it."""

@@ -23,9 +23,6 @@ from rlenv.errors import EpisodeError, ToolFailed, whose_failure
 from rlenv.language.spec import CacheSpec, FaultsSpec
 from rlenv.tools.base import CallPolicy, Tool, ToolContext, ToolOutput, asked_again
 
-__all__ = ["OVERSIZE_CHARS", "Attempt", "CallGuard", "Fault", "Injector", "Notes", "Rate", "injected"]
-
-
 _BURST_S = 0.1
 
 

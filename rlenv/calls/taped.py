@@ -27,9 +27,6 @@ from rlenv.messages import Image, MalformedCall, ToolCall, ToolResult
 from rlenv.secrets import logger, redact, redact_ends, redact_value
 from rlenv.tools.base import Tool, ToolContext, ToolOutput
 
-__all__ = ["FailureLog", "Made", "asked_of", "broken", "ended", "failed", "is_spoiled", "late", "refused"]
-__all__ += ["together", "tried"]
-
 _RUN_AGAIN: Final = frozenset({"model", "agent"})
 _LEAVES: Final = frozenset({"http", "mcp"})
 

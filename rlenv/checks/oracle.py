@@ -28,8 +28,6 @@ from rlenv.secrets import redact
 from rlenv.tools.arguments import ArgumentCheck
 from rlenv.tools.base import Tool
 
-__all__ = ["check_gold", "check_oracle", "gold_fault", "no_call"]
-
 Path = tuple[str | int, ...]
 _NAMES = ("task", "vars", "results")
 _MOST_CHECKS = 2_000  # of tools that rows declare

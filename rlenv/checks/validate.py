@@ -27,8 +27,6 @@ from rlenv.language.functions import failure
 from rlenv.language.loader import LoadedSpec, in_order, loaded_of, type_document
 from rlenv.secrets import leave_open
 
-__all__ = ["Report", "validate", "validate_loaded", "validate_text"]
-
 UNEXPECTED = "validation itself failed"
 """How the fault of a check that failed begins."""
 

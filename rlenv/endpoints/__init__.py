@@ -32,7 +32,6 @@ from rlenv.secrets import names_in, redact, redact_within, resolve, resolve_valu
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["REFUSED", "Client", "Endpoint", "compile_endpoint"]
 
 REFUSED: Final = frozenset({400, 413, 422})
 """What a server answers to a request that it cannot take for what it holds, such as one that is too long."""

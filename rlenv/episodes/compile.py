@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from rlenv.language.document import SourceDocument
     from rlenv.language.loader import LoadedSpec
 
-__all__ = ["Compiled", "Parts", "bases_of", "compile_entries", "compile_parts", "entry_fault", "missing_variable"]
-
 _message = quick(Message)
 _is_authored = lru_cache(maxsize=1024)(find_mark)  # the templates of prompts, each looked at once
 

@@ -37,8 +37,6 @@ from rlenv.tools.base import Tool
 from rlenv.trajectory import Trajectory
 from rlenv.users.kinds import Players
 
-__all__ = ["MAX_ACTION", "Environment", "load"]
-
 _MAX_SHOWN = 10_000
 MAX_ACTION, MAX_CALLS = 1_000_000, 1_000
 _OPENING = "(The user's first message.)"

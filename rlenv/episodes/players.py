@@ -32,8 +32,6 @@ from rlenv.users.kinds import Players
 if TYPE_CHECKING:
     from rlenv.episodes.environment import Environment
 
-__all__ = ["Seat", "Seated", "Seating", "by_chance", "opponent_of", "played_by", "seated"]
-
 Seat = Callable[["Seated"], Awaitable[object]]
 """Plays the episode of another player, which is not open yet, to its end."""
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from rlenv.episodes.environment import Environment
     from rlenv.episodes.episode import Episode
 
-__all__ = ["Retaken", "guarded_scorer", "may_read_state", "reads_state", "shared_by"]
-
 _NEVER_RUN = frozenset({"breaker_open", "busy", "injected", "malformed", "skipped", "unknown_tool"})
 _SHORT = 80
 _HINT = "; 'idempotent: true' in its entry says that its calls change nothing"

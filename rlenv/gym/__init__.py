@@ -6,8 +6,6 @@ import re
 
 from rlenv.language.shipped import shipped
 
-__all__ = ["register_shipped"]
-
 _VERSION = re.compile(r"^version:\s*(\d+)", re.MULTILINE)
 _NAME = re.compile(r"^name:\s*['\"]?([a-z0-9_-]+)", re.MULTILINE)
 

@@ -20,8 +20,6 @@ from rlenv.hosts.session import Session
 if TYPE_CHECKING:
     from rlenv.hosts.serve import Server
 
-__all__ = ["ServedSocket"]
-
 _LOGGER: Final = logging.getLogger("rlenv.hosts.serve")
 _MOST_WAITING: Final = 8
 """Messages of one socket that wait for an answer; the wire allows one, and one more is a flood."""

@@ -30,8 +30,6 @@ from rlenv.messages import Message, ToolCall
 from rlenv.secrets import logger
 from rlenv.trajectory import Trajectory
 
-__all__ = ["Desk", "Held", "guard_of", "refusal"]
-
 _LOOK_S: Final = 1.0
 STOPPED: Final = "the server was stopped before the episode had ended"
 _log = logger("rlenv.hosts")

@@ -15,8 +15,6 @@ from rlenv.endpoints.account import Completion
 from rlenv.messages import MalformedCall, Message, ToolCall
 from rlenv.runs.schema import Tokens
 
-__all__ = ["Exchange", "matched", "named_by", "rows_of", "told_of"]
-
 
 @dataclass(slots=True, eq=False)
 class Exchange:

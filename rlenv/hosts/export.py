@@ -25,8 +25,6 @@ from rlenv.hosts import wire
 from rlenv.language.shipped import parts_of, shipped
 from rlenv.tasks.rows import seed_of
 
-__all__ = ["FORMS"]
-
 _MOST_BYTES: Final = 64_000_000
 _MOST_FILES: Final = 10_000
 _PORT: Final = 8_000

@@ -49,8 +49,6 @@ from rlenv.runs.folder import KeptRun
 from rlenv.runs.schema import Facts, Tokens
 from rlenv.trajectory import Trajectory
 
-__all__ = ["Gateway", "Recorded"]
-
 _ASKED_FOR: Final = {"logprobs": True, "return_token_ids": True}
 """vLLM's and SGLang's; other servers leave alone what they do not know, or are asked without (`wants_ids=False`)."""
 _OVER: Final = "the episode is over: the model is not asked any more"

@@ -16,8 +16,6 @@ from rlenv._base.strict_json import read_json
 from rlenv.errors import RlenvError
 from rlenv.hosts.wire import encoded
 
-__all__ = ["MOST_BYTES", "answer", "bearer_of", "close_silent", "guarded", "is_local", "is_same", "json_of", "read_of"]
-
 MOST_BYTES: Final = 16_000_000
 """Of a request's body."""
 _MOST_VALUES: Final = 400_000  # hosts of trainers send a long context's ids along, and log-probabilities

@@ -20,8 +20,6 @@ from rlenv.hosts import wire
 if TYPE_CHECKING:
     from rlenv.hosts.remote import RemoteEnvironment
 
-__all__ = ["Door", "RemoteLink", "ServerRefused", "Socket"]
-
 REASON: Final = "remote"
 """Why an episode ended whose server did not answer, or had forgotten it."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0

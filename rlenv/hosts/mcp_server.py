@@ -34,8 +34,6 @@ from rlenv.hosts.http import MOST_BYTES, read_of
 from rlenv.messages import ToolCall
 from rlenv.secrets import logger
 
-__all__ = ["FINISH", "answered", "application", "check", "over_http", "serve_lines"]
-
 _log = logger("rlenv.hosts")
 _HANDSHAKE: Final = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 _ALONE: Final = "2026-07-28"

@@ -31,8 +31,6 @@ from rlenv.resources.base import ResourceContext
 from rlenv.secrets import set_aside
 from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
 
-__all__ = ["RESOURCE", "TOOL", "ActSpec", "OpenEnvSpec", "ServerWorld"]
-
 _OF_THE_ACTION: Final = frozenset(("VALIDATION_ERROR", "EXECUTION_ERROR", "INVALID_JSON"))
 """The server's words for an action that is none, or that its environment fails over."""
 _OF_THE_SERVER: Final = ("transport_error",)

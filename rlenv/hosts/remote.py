@@ -36,8 +36,6 @@ from rlenv.tasks.rows import Tasks, load_tasks
 from rlenv.tools.base import Tool
 from rlenv.trajectory import Failure, RewardBreakdown, Step, Trajectory, Turn
 
-__all__ = ["RemoteEnvironment"]
-
 VARIABLE: Final = "RLENV_TOKEN"
 
 

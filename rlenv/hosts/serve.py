@@ -33,8 +33,6 @@ from rlenv.hosts.session import Session
 if TYPE_CHECKING:
     from rlenv.hosts.http_sessions import HttpSessions
 
-__all__ = ["Board", "Server", "ServerLimits", "Slots"]
-
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:

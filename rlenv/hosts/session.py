@@ -14,8 +14,6 @@ from rlenv.errors import RlenvError, UsageError
 from rlenv.messages import Message, Sampled
 from rlenv.trajectory import Step, Trajectory
 
-__all__ = ["Opened", "Session", "require_alone", "shown", "why_invalid"]
-
 
 @dataclass(frozen=True, slots=True)
 class Opened:

@@ -15,8 +15,6 @@ from typing import Any, Final
 
 from rlenv.errors import UsageError
 
-__all__ = ["CHAT_FIELDS", "as_chat", "as_events", "as_response", "chat_chunks"]
-
 CHAT_FIELDS: Final = (
     "messages tools tool_choice temperature top_p max_tokens max_completion_tokens stop seed response_format"
     " frequency_penalty presence_penalty parallel_tool_calls reasoning_effort"

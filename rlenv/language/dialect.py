@@ -11,9 +11,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-__all__ = ["Bool", "ByRow", "CallSpec", "ChatSpec", "ChatTemplateSpec", "DialectSpec", "Float", "Int"]
-__all__ += ["Leniency", "Spec", "Text", "ThinkingSpec"]
-
 # YAML 1.2 has real types, so nothing is coerced: "3" is not a number and yes is not a boolean.
 Text = Annotated[str, Strict()]
 Int = Annotated[int, Strict()]

@@ -32,9 +32,6 @@ from rlenv.language.spec import EnvSpec, LimitsSpec, RewardSpec
 from rlenv.language.templates import TemplateError, template_of
 from rlenv.language.type_faults import found
 
-__all__ = ["EpisodeLimits", "Expression", "ExpressionError", "Flaw", "RowLimits", "compile_expression"]
-__all__ += ["expected_of", "flaws", "number_of", "open_on", "weighing_faults"]
-
 Values = Mapping[str, float | None]
 _Node = Callable[[Mapping[str, Any]], bool | None]
 _Side = Callable[[Mapping[str, Any]], Any]

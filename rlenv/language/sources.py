@@ -9,8 +9,6 @@ from pydantic import Field
 
 from rlenv.language.dialect import Int, Spec, Text
 
-__all__ = ["DatasetSpec", "ReasoningGymSpec"]
-
 
 class DatasetSpec(Spec):
     """A dataset in the layout of the Hugging Face hub: on the hub, in its cache, or in a folder."""

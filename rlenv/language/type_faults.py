@@ -18,8 +18,6 @@ from rlenv.language.document import SourceDocument
 from rlenv.language.spec import PolicySpec, Spec
 from rlenv.language.yamlwords import WORDS
 
-__all__ = ["found", "from_pydantic", "keys_of", "listed", "unknown_key"]
-
 Path = tuple[str | int, ...]
 _MOST = 200
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from typing import Any, Final, Self
 
-__all__ = ["CopiedDict", "Lent", "LentList", "copy_of", "lent"]
-
 _MOST_DEPTH: Final = 100
 _WIDE: Final = 16
 """Entries of a mapping from which on its parts are copied one by one."""

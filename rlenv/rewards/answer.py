@@ -33,9 +33,6 @@ from rlenv.errors import UsageError, under
 from rlenv.language.spec import AnswerSpec
 from rlenv.messages import MalformedCall, ParsedAction, ToolCall
 
-__all__ = ["SEARCHED_CHARS", "GivenAnswer", "Match", "Pattern", "check", "compile_pattern", "extract", "is_explicit"]
-__all__ += ["submitted"]
-
 SEARCHED_CHARS = 16_384
 """A pattern sees at most this many characters, counted from the end of the text, where answers stand."""
 

@@ -28,8 +28,6 @@ from typing import Any, Final, Generic, TypeVar
 from rlenv.concurrency.deadline import Countdown, bounded_by_itself, pause, running_under
 from rlenv.errors import RewardError
 
-__all__ = ["ROUNDS", "Answered", "Ask", "HeldUp", "Known", "Refused", "Untold", "in_turn", "waits_s"]
-
 _T = TypeVar("_T")
 ROUNDS: Final = 13
 """How often a call fails again, and a known one goes well and never fails, before the failure is the policy's."""

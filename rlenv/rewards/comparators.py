@@ -20,9 +20,6 @@ from rlenv.rewards.rows import order_keys, orders_rows, read_table, row_key, sam
 from rlenv.rewards.rule import is_async, load_function, raised
 from rlenv.rewards.rules.text import is_near
 
-__all__ = ["Comparator", "CompareSpec", "GoldCache", "Named", "PythonComparatorSpec", "Side", "compile_comparator"]
-__all__ += ["is_large"]
-
 _LARGE_CHARS = 20_000
 
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from rlenv.rewards.normalise import is_number, near
 
-__all__ = ["Table", "order_keys", "orders_rows", "read_table", "row_key", "same_rows"]
-
 # Both bound the time that a comparison takes.
 _MAX_CELLS = 200_000
 _MAX_SEARCHED = 10_000  # pairs of rows

@@ -25,10 +25,6 @@ from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.secrets import logger
 from rlenv.trajectory import Where
 
-__all__ = ["KIND", "NO_ANSWER", "PYTHON", "PythonRuleSpec", "Reads", "RuleSpec", "UnfitAnswer", "check_range"]
-__all__ += ["compile_accepted", "compile_for_context", "compile_rule", "has_crashed", "is_async", "load_function"]
-__all__ += ["raised", "read", "scored", "where_answer", "where_of"]
-
 _NAMES = frozenset(("task", "vars", "resources", "answer", "item"))
 _OF_THE_POLICY = frozenset(("answer", "said"))
 _MAX_SAID = 65_536

@@ -30,9 +30,6 @@ from rlenv.language.functions import failure
 from rlenv.language.loader import LoadedSpec
 from rlenv.language.templates import Template, TemplateError, compile_template
 
-__all__ = ["KINDS", "MAX_ROW_BYTES", "MAX_WHOLE_BYTES", "Row", "UnfitFile", "filled", "joined", "open_rows"]
-__all__ += ["task_files"]
-
 Row = Mapping[str, Any]
 Read = tuple[Callable[[int], Row], int]
 

@@ -28,8 +28,6 @@ from rlenv.language.spec import ReasoningGymSpec
 from rlenv.language.yamltree import Node, parse_text
 from rlenv.tasks.files import Row
 
-__all__ = ["DatasetFault", "dataset_files", "dataset_folder", "generated"]
-
 _KINDS = (".parquet", ".jsonl", ".csv")
 _MAX_README = 4_000_000
 _MAX_PATTERNS = 1_000

@@ -22,9 +22,6 @@ from rlenv.resources.base import Folder
 from rlenv.secrets import set_aside
 from rlenv.tools.base import Tool, ToolContext
 
-__all__ = ["ArgumentCheck", "DeclaredTool", "Filling", "check_resources", "compile_filling", "declared"]
-__all__ += ["declared_tool", "is_dynamic", "is_of_episode", "read_parameters"]
-
 _TYPES = {
     "array": "a list",
     "boolean": "true or false",

@@ -18,8 +18,6 @@ from rlenv.language.spec import ToolSpec
 from rlenv.tools._arithmetic import MAX_CHARS, CannotCalculate, as_text, calculate
 from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
 
-__all__ = ["KIND", "CalculatorSpec"]
-
 _DESCRIPTION = "Calculate an arithmetic expression, such as (12.5 + 3) * 4 / 2."
 _EXPRESSION = "Numbers with + - * / // % ** and parentheses; functions such as sqrt, round, min, max."
 _PARAMETERS: Mapping[str, Any] = {

@@ -16,8 +16,6 @@ from rlenv.language.spec import Bool, Float, Int, Text, ToolSpec
 from rlenv.tools._cell import Outcome
 from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
 
-__all__ = ["KIND", "CodeSpec"]
-
 _MAX_CODE = {"monty": 32_768, "bubblewrap": 200_000}
 """Characters. What monty runs is read in rlenv's own process first, in time that no other episode gets."""
 

@@ -36,8 +36,6 @@ from rlenv.tools.arguments import (
 )
 from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
 
-__all__ = ["KIND", "CommandSpec"]
-
 _PATH = "/usr/local/bin:/usr/bin:/bin"
 _SHOWN_ERRORS = 300
 _NUMBER = re.compile(r"-([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")

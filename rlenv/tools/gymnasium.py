@@ -24,8 +24,6 @@ from rlenv.messages import ToolResult
 from rlenv.resources.base import PythonResource, ResourceContext
 from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
 
-__all__ = ["RESOURCE", "TOOL", "GymnasiumSpec", "StepSpec", "World"]
-
 _MARKED: Final = re.compile(r"\x1b\[4\dm(.*?)\x1b\[0m")
 _COLOUR: Final = re.compile(r"\x1b\[[\d;]*m")
 

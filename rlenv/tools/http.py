@@ -21,8 +21,6 @@ from rlenv.tools._wire import Request, Response, exchange
 from rlenv.tools.arguments import Filling, compile_filling, read_parameters
 from rlenv.tools.base import DependsOn, Tool, ToolContext, ToolOutput, common
 
-__all__ = ["KIND", "HttpSpec"]
-
 _CONSTANT = r"\{\{\s*vars\.[\w.]+\s*\}\}|\$\{env:\w+\}"
 _SERVER = re.compile(rf"(https?://|{_CONSTANT})([^{{}}/?#\s$]|://|{_CONSTANT})*(?=[/?#]|$)", re.IGNORECASE)
 _BLANK = re.compile(r"[\x00- ]")

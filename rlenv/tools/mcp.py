@@ -34,8 +34,6 @@ from rlenv.tools.base import Tool, ToolContext, ToolOutput, asked_again, common
 if TYPE_CHECKING:
     from rlenv.tools._mcp.server import McpServer
 
-__all__ = ["KIND", "McpSpec", "changes", "live_listing", "pin_path"]
-
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _DEFAULT_POOL = 4
 _DEATHS = frozenset({"crashed", "killed", "server_died"})

@@ -27,9 +27,6 @@ from rlenv.tools._signature import shorthand
 from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
 from rlenv.trajectory import Trajectory
 
-__all__ = ["AGENT", "MODEL", "AgentSpec", "ModelSpec", "Nested", "check_length", "endpoint_of", "parameters_of"]
-__all__ += ["tool_failure"]
-
 _NAMES = frozenset(("args", "task", "vars", "resources"))
 # No call can succeed until somebody mends the spec or the server, if what nobody's policy wrote is refused as well.
 _MISCONFIGURED = frozenset({401, 403, 404})

@@ -30,8 +30,6 @@ from rlenv.tools._worker import PythonWorkers
 from rlenv.tools.arguments import callable_name, declared_tool
 from rlenv.tools.base import DependsOn, Mode, RowTools, Tool, ToolContext, ToolOutput, common
 
-__all__ = ["KIND", "PythonSpec", "compile_function"]
-
 _made = quick(ToolOutput)
 _PLAIN: Final = frozenset((str, int, float, bool, type(None)))
 

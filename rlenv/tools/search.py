@@ -36,8 +36,6 @@ from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Int, Spec, Text, ToolSpec
 from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
 
-__all__ = ["KIND", "Document", "Index", "SearchFields", "SearchSpec", "load_index"]
-
 _MAX_INDEX_QUERY: Final = 10_000
 """Characters of a query that are read; a longer one finds nothing better and takes longer."""
 _WORD: Final = re.compile(r"\b\w\w+\b")

@@ -24,8 +24,6 @@ from rlenv.resources.sql import MAX_SIZE, Rows
 from rlenv.resources.sql.resource import Database, SqlResource
 from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
 
-__all__ = ["KIND", "SqlSpec"]
-
 _VALUE_ROWS = 10_000
 _CELL_CHARS = 200
 _KEPT_CHARS = 60_000

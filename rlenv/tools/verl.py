@@ -33,8 +33,6 @@ from rlenv.language.yamltree import parse_text
 from rlenv.messages import Image
 from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
 
-__all__ = ["KIND", "VerlSpec"]
-
 
 class VerlSpec(ToolSpec):
     """veRL's tools: those of a tool configuration, or the functions of a file; each under its own name."""

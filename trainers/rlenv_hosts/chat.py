@@ -23,8 +23,6 @@ from rlenv.hosts.session import require_alone, shown
 from rlenv.tasks.rows import seed_of
 from rlenv_train.player import Address, addresses, environment_of
 
-__all__ = ["Agent", "art_rollout", "art_trajectory", "evaluate", "play", "rollout", "rows"]
-
 _KEY: Final = "EMPTY"
 
 

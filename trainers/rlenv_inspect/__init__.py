@@ -27,8 +27,6 @@ from rlenv.messages import MalformedCall, Message, Sampled
 from rlenv.policies.base import PolicyContext
 from rlenv.tasks.rows import seed_of
 
-__all__ = ["play", "reward", "run", "success"]
-
 _CUT: Final = ("max_tokens", "model_length")
 _MOST_DEPTH: Final = 6
 """Schemas that refer to themselves are written out so deep."""

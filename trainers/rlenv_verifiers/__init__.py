@@ -21,8 +21,6 @@ import rlenv
 from rlenv.hosts.session import require_alone, shown, why_invalid
 from rlenv_train.player import environment_of
 
-__all__ = ["RlenvHarness", "RlenvTaskset"]
-
 _UNFINISHED: Final[Mapping[str, Any]] = {"total": None, "success": None, "failure": None, "terms": {}}
 _ENDPOINTS: Final = ("policy", "refused")
 """The reasons of episodes that the model's endpoint has failed."""

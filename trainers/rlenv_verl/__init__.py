@@ -5,7 +5,5 @@ Importing this package is light: veRL, Ray and torch are imported by the modules
 
 from __future__ import annotations
 
-__all__ = ["VERL_RANGE"]
-
 VERL_RANGE = ">=0.9.1,<0.10"
 """The releases of veRL whose interface `tests/trainers/test_contract.py` covers."""

@@ -18,8 +18,6 @@ from rlenv.errors import SpecError
 from rlenv.language.document import read_source
 from rlenv.language.yamltree import Node, Span
 
-__all__ = ["Completions", "Hover", "Item", "Symbol", "complete", "content", "default_of", "hover", "outline"]
-
 
 @dataclass(frozen=True, slots=True)
 class Item:

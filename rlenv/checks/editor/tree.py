@@ -22,9 +22,6 @@ from typing import Any, Final
 from rlenv.errors import SpecError
 from rlenv.language.yamltree import Node, parse_text
 
-__all__ = ["Cursor", "CursorReadings", "EditorPlaces", "LineIndex", "find_cursor", "from_utf16", "read_tree"]
-__all__ += ["to_utf16"]
-
 YAML_BREAK: Final = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 _LSP_BREAK: Final = re.compile("\r\n|[\n\r]")
 

@@ -23,8 +23,6 @@ from rlenv.language.spec import Text
 from rlenv.resources.sql import OpenDatabase, Rows, StatementLimits
 from rlenv.resources.sql.resource import DatabaseSpec, SqlResource, SqlWorkers, StatementRequest, WorkerAnswer
 
-__all__ = ["KIND", "DuckdbEngine", "DuckdbSpec", "workers"]
-
 _MEMORY_BYTES: Final = 1_600_000_000  # of a worker beside what it has at its start; the engine itself keeps to 1 GB
 _MAX_GROWTH_BYTES: Final = 500_000_000
 _OPEN_S: Final = 60.0

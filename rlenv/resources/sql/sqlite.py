@@ -27,8 +27,6 @@ from rlenv.resources.sql import _sqlite_file as files
 from rlenv.resources.sql._sqlite_connection import NotQuick, SqliteConnection
 from rlenv.resources.sql.resource import DatabaseSpec, Image, SqlResource, SqlWorkers, StatementRequest, WorkerAnswer
 
-__all__ = ["KIND", "SqliteCopy", "SqliteEngine", "SqliteSpec", "workers"]
-
 _CHANGED: Final = 16_000_000  # up to so many bytes of a copy times characters an UPDATE or DELETE is over at once
 _MAX_GROWTH_BYTES: Final = 32_000_000
 

@@ -26,8 +26,6 @@ from rlenv.tools._mcp.server import Connection, McpServer, ServerDown, connect
 from rlenv.tools._wire import Breaks
 from rlenv.tools.base import asked_again
 
-__all__ = ["CallFailed", "ServerDied", "SessionPool", "open_pool"]
-
 _log = secrets.logger("rlenv.tools")
 _MOST_FAILED_STARTS = 3
 _LEAST_PAUSE_S, _MOST_PAUSE_S, _TRIAL_PAUSE_S = 0.5, 8.0, 0.1
