@@ -11,7 +11,7 @@ import json
 import sqlite3
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import aclosing, closing, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -83,10 +83,9 @@ def _at(subject: Subject, where: object) -> tuple[str | int, ...] | str:
 
 async def _asked(endpoint: Endpoint, view: str) -> str:
     """The reply. Raises EndpointError: the server failed; ValueError: a limit of tokens has cut it."""
-    client = Client(endpoint)
     most = SamplingSpec(max_tokens=endpoint.sampling.max_tokens or _MAX_TOKENS)
     size = _VIEW
-    try:
+    async with aclosing(Client(endpoint)) as client:
         while True:
             shown = broken_message(Message("user", encodable(cut_middle(view, size))))
             try:
@@ -100,8 +99,6 @@ async def _asked(endpoint: Endpoint, view: str) -> str:
             if completion.finish_reason == "length":
                 raise ValueError("its reply was cut at its limit of tokens; raise `sampling: {max_tokens: …}`")
             return completion.message.content
-    finally:
-        await client.aclose()
 
 
 def view_of(subject: Subject, known: Sequence[Finding]) -> str:

@@ -7,6 +7,7 @@ import platform
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from itertools import cycle, islice
 from typing import Final
@@ -274,15 +275,12 @@ async def _measure(
     jobs = [Job(split, task, seed_of(0, split, task, number // len(tasks))) for number, task in drawn]
     rows: list[BenchFigures] = []
     latency: dict[str, Latency] = {}
-    try:
-        async with environment:
-            await rollout(environment, policy, jobs[:4], concurrency=4)  # indexes and servers are up after this
-            for concurrency in args.concurrency:
-                figures, trajectories = await _once(environment, policy, jobs, concurrency)
-                rows.append(figures)
-                latency = dict(summarise(trajectories, seconds=figures.wall_s).latency)
-    finally:
-        await policy.aclose()
+    async with aclosing(policy), environment:
+        await rollout(environment, policy, jobs[:4], concurrency=4)  # indexes and servers are up after this
+        for concurrency in args.concurrency:
+            figures, trajectories = await _once(environment, policy, jobs, concurrency)
+            rows.append(figures)
+            latency = dict(summarise(trajectories, seconds=figures.wall_s).latency)
     return rows, latency
 
 

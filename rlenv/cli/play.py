@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal
@@ -142,25 +143,22 @@ async def _run(
 
 
 async def _play(policy: Policy, environment: Environment, episode: Episode, console: Console) -> Trajectory:
-    try:
-        async with environment, episode:
-            prompt, title = (episode.prompt_text, f"{environment.id} · task {episode.task_index}")
-            console.print(Panel(escape(prompt), title=title, title_align="left"))
-            messages, session = list(episode.messages), policy.start(context_of(episode))
-            if not isinstance(policy, _Hand):
-                session = _shown(session, environment, console)
-            while not episode.is_ended:
-                try:
-                    step = await advance(episode, session, messages)
-                except EOFError:
-                    await episode.truncate("left")
-                    break
-                if step.observation.messages:
-                    shown = "\n".join(message.content for message in step.observation.messages)
-                    console.print(Panel(escape(shown), title="observation", title_align="left", border_style="green"))
-            _report(console, episode.trajectory)
-    finally:
-        await policy.aclose()
+    async with aclosing(policy), environment, episode:
+        prompt, title = (episode.prompt_text, f"{environment.id} · task {episode.task_index}")
+        console.print(Panel(escape(prompt), title=title, title_align="left"))
+        messages, session = list(episode.messages), policy.start(context_of(episode))
+        if not isinstance(policy, _Hand):
+            session = _shown(session, environment, console)
+        while not episode.is_ended:
+            try:
+                step = await advance(episode, session, messages)
+            except EOFError:
+                await episode.truncate("left")
+                break
+            if step.observation.messages:
+                shown = "\n".join(message.content for message in step.observation.messages)
+                console.print(Panel(escape(shown), title="observation", title_align="left", border_style="green"))
+        _report(console, episode.trajectory)
     return episode.trajectory
 
 

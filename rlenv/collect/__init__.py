@@ -393,8 +393,5 @@ async def play_jobs(
             for trajectory in ended:
                 on_episode(trajectory, 0, recorder.append(trajectory))
 
-    try:
-        async with environment:
-            await together([work() for _ in range(min(concurrency, len(jobs)))])
-    finally:
-        await policy.aclose()
+    async with contextlib.aclosing(policy), environment:
+        await together([work() for _ in range(min(concurrency, len(jobs)))])

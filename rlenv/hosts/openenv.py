@@ -10,7 +10,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Final, Literal
@@ -187,17 +187,13 @@ class ServerWorldResource:
             with told_as(ResourceError, f"resource '{self.name}':", EpisodeError, TemplateError):
                 data = {"seed": context.seed, **self.arguments(**values)}
                 socket, begun = await self.door.begun(partial(self.door.connected, client), data, timeout_s=_RESET_S)
-            try:
+            async with aclosing(socket):
                 try:
                     world = ServerWorld(socket, begun, self.show(**values))
                 except (EpisodeError, ValueError, TypeError, KeyError, AttributeError, TemplateError) as error:
                     raise ResourceError(f"resource '{self.name}' cannot be read: {error}") from error
-                try:
+                with closing(world):
                     yield world
-                finally:
-                    world.close()
-            finally:
-                await socket.aclose()
 
 
 def compile_openenv(name: str, spec: OpenEnvSpec, context: CompileContext) -> ServerWorldResource:
@@ -248,11 +244,8 @@ async def _asked(door: Door) -> tuple[Mapping[str, Any], Sequence[Mapping[str, A
         return action, ()
     async with aiohttp.ClientSession(headers=door.headers) as client:
         try:
-            socket = await door.connected(client, time.monotonic() + door.patience_s)
-            try:
+            async with aclosing(await door.connected(client, time.monotonic() + door.patience_s)) as socket:
                 listed = await socket.ask("step", {"type": "list_tools"}, timeout_s=_RESET_S)
-            finally:
-                await socket.aclose()
             tools = [dict(one) for one in listed["observation"]["tools"] if {"name", "input_schema"} <= one.keys()]
         except (EpisodeError, ServerRefused, OSError, TimeoutError, ValueError, TypeError, KeyError) as error:
             raise UsageError(f"{door.url} does not list its tools: {type(error).__name__}: {error}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from rlenv.episodes.environment import Environment
@@ -218,7 +219,7 @@ async def _task(
     opening = environment.unasked_opening
     episode = environment.start(task=task, split=split, cut=cut_of(environment, encoder), opening=opening)
     unknown = TaskLengths(task, limit=episode.limits.response_tokens)
-    try:
+    async with aclosing(episode):
         await episode.open()
         if episode.failure is not None:
             return replace(unknown, fault=episode.failure.message)
@@ -236,8 +237,6 @@ async def _task(
                 return await _played(episode, encoder, oracle, rows)
         except (RlenvError, TimeoutError) as error:
             return replace(unknown, prompt=prompt, fault=str(error) or "the oracle's episode took too long")
-    finally:
-        await episode.aclose()
 
 
 async def _played(episode: Episode, encoder: TokenEncoder, oracle: OraclePolicy, rows: TokenRows) -> TaskLengths:

@@ -14,7 +14,7 @@ import asyncio
 import json
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Sized
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -143,14 +143,11 @@ async def check_reward_async(
     bounds = [one for one in (declared, within) if one is not None]
     for group in groups:
         await _check_group(term, group, bounds, limit_s)
-    scope = Scope()
-    try:
+    async with aclosing(Scope()) as scope:
         if contexts:
             await _check_alone(term, [_within(scope, one) for one in contexts], bounds, limit_s)
         for one in invalid:
             await _check_invalid(term, _within(scope, one) if isinstance(one, RewardContext) else one, limit_s)
-    finally:
-        await scope.aclose()
 
 
 check_reward = laws.in_own_loop(check_reward_async)
@@ -205,12 +202,9 @@ async def _measured(term: Term, what: RewardContext | Sequence[Trajectory], limi
 
 async def _asked_group(term: Term, group: Sequence[Trajectory]) -> list[Measured]:
     assert term.ask_group is not None
-    scope = Scope()
-    try:
+    async with aclosing(Scope()) as scope:
         context = GroupContext(vars={}, shared=lambda: scope, accounts=[Account() for _ in group])
         found = await term.ask_group(group, context)
-    finally:
-        await scope.aclose()
     for one in found:
         if isinstance(one, RewardError):
             raise one

@@ -16,8 +16,9 @@ import re
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -250,11 +251,8 @@ async def _check_good(tool: Tool, arguments: Mapping[str, Any], make_context: Ca
             _told(again) == _told(result),
             f"{arguments}: {short(result.text)}, then {short(again.text)}",
         )
-        executor = Executor({tool.name: tool}, calls=CallsSpec())
-        try:
+        with closing(Executor({tool.name: tool}, calls=CallsSpec())) as executor:
             many = await executor.run([ToolCall(tool.name, arguments)] * 4, make_context())
-        finally:
-            executor.close()
         told = {one.text for one in many}
         law("calls at once do not disturb each other", told == {result.text}, f"{arguments}: {short(told)}")
 
@@ -290,14 +288,11 @@ async def _check_episodes(
     make_context: Callable[[], ToolContext],
     resources: Mapping[str, Resource] | None,
 ) -> None:
-    shared = Scope()
-    try:
-        async with kept(make_context, resources=resources, shared=shared) as make:
+    async with aclosing(Scope()) as shared:
+        begun = partial(kept, make_context, resources=resources, shared=shared)
+        async with begun() as make:
             alone = [_told(await call(tool, arguments, within=make())) for arguments in good]
-        async with (
-            kept(make_context, resources=resources, shared=shared) as one,
-            kept(make_context, resources=resources, shared=shared) as other,
-        ):
+        async with begun() as one, begun() as other:
             for arguments, expected in zip(good, alone, strict=True):
                 for make in (one, other):
                     found = _told(await call(tool, arguments, within=make()))
@@ -306,8 +301,6 @@ async def _check_episodes(
                         found == expected,
                         f"{arguments}: {short(expected)} alone, {short(found)} beside another episode",
                     )
-    finally:
-        await shared.aclose()
 
 
 def _told(result: ToolResult) -> tuple[str, str, Any]:

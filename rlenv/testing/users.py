@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from itertools import chain, repeat
 from pathlib import Path
@@ -56,13 +57,10 @@ async def check_user_async(
         repr(made.stop),
     )
     begins = context if context is not None else UserContext({})
-    scope = Scope()
-    if begins.shared is Scope:
-        begins = replace(begins, shared=lambda: scope)
-    try:
+    async with aclosing(Scope()) as scope:
+        if begins.shared is Scope:
+            begins = replace(begins, shared=lambda: scope)
         await _check_dialogues(made, begins, says, most_replies, limit_s)
-    finally:
-        await scope.aclose()
 
 
 check_user = laws.in_own_loop(check_user_async)

@@ -428,11 +428,8 @@ def sandbox_runner(spec: _Pooled) -> Callable[[str, ToolContext], Awaitable[Outc
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[Sandboxes]:
-        sandboxes = Sandboxes(spec.workers)
-        try:
+        with contextlib.closing(Sandboxes(spec.workers)) as sandboxes:
             yield sandboxes
-        finally:
-            sandboxes.close()
 
     async def run(code: str, call: ToolContext) -> Outcome:
         sandboxes = await call.shared().get(key, opened)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Final, Literal
@@ -132,12 +132,9 @@ def compile_gymnasium(name: str, spec: GymnasiumSpec, context: CompileContext) -
     args_of, seed_of = compile_value(spec.arguments), compile_value(spec.seed)
 
     def load(task: Mapping[str, Any], seed: int, vars: Mapping[str, Any]) -> Iterator[World]:
-        made = make(**{**given, **args_of(task=task, vars=vars)})
-        try:
+        with closing(make(**{**given, **args_of(task=task, vars=vars)})) as made:
             own = seed_of(task=task, vars=vars)
             yield World(made, _shown(made, text, task=task, vars=vars), seed=seed if own is None else own)
-        finally:
-            made.close()
 
     try:
         first = make(**{**given, **args_of(task=context.row(), vars=context.vars)})

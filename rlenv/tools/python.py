@@ -7,8 +7,8 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -400,13 +400,8 @@ def _in_process(name: str, spec: PythonSpec, context: CompileContext) -> Callabl
     }
     limit = spec.workers or min(4, os.cpu_count() or 1)
 
-    @asynccontextmanager
-    async def opened() -> AsyncIterator[PythonWorkers]:
-        workers = PythonWorkers(name, told, limit=limit)
-        try:
-            yield workers
-        finally:
-            await workers.aclose()
+    def opened() -> aclosing[PythonWorkers]:
+        return aclosing(PythonWorkers(name, told, limit=limit))
 
     async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
         workers = await call.shared().get(("python", name, spec.function, told["base"]), opened)

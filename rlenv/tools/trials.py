@@ -186,8 +186,5 @@ def _verdict(judged: Outcome, code: Outcome) -> TrialVerdict:
 @asynccontextmanager
 async def opened(limit: int) -> AsyncIterator[Trials]:
     """Trials for as long as they are wanted."""
-    trials = Trials(limit)
-    try:
+    with contextlib.closing(Trials(limit)) as trials:
         yield trials
-    finally:
-        trials.close()

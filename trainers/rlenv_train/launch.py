@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -83,9 +82,10 @@ def run_to_end(
     mark = uuid4().hex
     started = time.monotonic()
     # In the system's temporary folder, not in the run's: Ray puts sockets there, whose paths are bounded (107 bytes).
-    with _temporary_folder() as ray_dir, _guarded(mark, ray_dir, lock), log.open("ab") as output:
+    temporary = tempfile.TemporaryDirectory(prefix="rlenv-ray-", ignore_cleanup_errors=True)
+    with temporary as ray_dir, _guarded(mark, ray_dir, lock), log.open("ab") as output:
         log_from = output.tell()
-        words = [part.replace("{ray_dir}", str(ray_dir)).replace("{mark}", mark) for part in command]
+        words = [part.replace("{ray_dir}", ray_dir).replace("{mark}", mark) for part in command]
         process = _driver(words, output, environment={**environment, RUN_MARK: mark}, cwd=cwd)
         segments = Segments(mark)
 
@@ -178,20 +178,11 @@ def _handled(*signs: signal.Signals, handler: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _temporary_folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="rlenv-ray-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _guarded(mark: str, ray_dir: Path, lock: int | None) -> Iterator[None]:
+def _guarded(mark: str, ray_dir: str, lock: int | None) -> Iterator[None]:
     """A guard for as long as the block runs; it ends by itself, whether this process lives or not."""
     process = subprocess.Popen(
         # -P: the folder of the file, whose modules may be called anything, stays out of the path.
-        [sys.executable, "-P", guard.__file__, mark, str(ray_dir)],
+        [sys.executable, "-P", guard.__file__, mark, ray_dir],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
 from importlib.metadata import version
@@ -188,7 +188,7 @@ class _Run:
         follower = _follower(folder, console, limit_s=limit_s)
         held_out = rollout.rows(own["validation_split"], seed=seed, count=own["validation_tasks"])
         held_out, config.per_device_eval_batch_size = _shared(held_out, config)
-        try:
+        with closing(keeper):
             trainer = self.trl.GRPOTrainer(
                 model=info.policy,
                 args=config,
@@ -202,8 +202,6 @@ class _Run:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint is not None else None)
             if follower.ended in ("", "time_limit"):
                 trainer.save_model(str(folder / "trained"))
-        finally:
-            keeper.close()
         trainer.accelerator.wait_for_everyone()  # for the episodes of the others
         state: Any = {"": "ended", "time_limit": "ended", "stop": "stopped"}[follower.ended]
         if _leads():

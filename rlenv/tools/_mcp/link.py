@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from typing import Any
 
 from mcp.shared.exceptions import MCPError
@@ -357,20 +357,15 @@ class SessionPool:
         return link
 
 
-@asynccontextmanager
-async def open_pool(
+def open_pool(
     server: McpServer, *, size: int, connect: Connect = connect, is_trial: bool = False
-) -> AsyncIterator[SessionPool]:
+) -> AbstractAsyncContextManager[SessionPool]:
     """A pool, closed on leaving; `connect` opens one session.
 
     Args:
         is_trial: what is called may end the server, as it has before: it is started anew at once, and nobody is told.
     """
-    pool = SessionPool(server, size=size, connect=connect, is_trial=is_trial)
-    try:
-        yield pool
-    finally:
-        await pool.aclose()
+    return aclosing(SessionPool(server, size=size, connect=connect, is_trial=is_trial))
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
