@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from rlenv._base.bounded import size
 from rlenv.calls.taped import not_run
 from rlenv.dialects.base import result_messages
 from rlenv.endpoints.account import UnreadableAnswer, read_chat
@@ -18,6 +20,8 @@ from rlenv.errors import EpisodeError, UsageError
 from rlenv.messages import MalformedCall, Message, ToolCall, ToolResult
 from rlenv.trajectory import Trajectory
 
+_MOST_CALLS = 10_000
+_MOST_CHARS = 32_000_000
 _OVER = "Not run: the episode is over."
 _STOPPED = "Stopped by the caller before it had ended."
 
@@ -32,7 +36,8 @@ class ToolSession:
     Calls run at once, unless a tool of the spec mutates: then one after another. Each counts for `limits.tool_calls`.
     `finish` makes turns of the loop's transcript, with the results that its calls had, and scores them as if they had
     been played by `Episode.step`, each when its calls were made. A tool knows each call as a turn of its own. What
-    infrastructure does to a call ends the episode with an invalid reward, and the loop reads that it is over.
+    infrastructure does to a call ends the episode with an invalid reward, and the loop reads that it is over. So it
+    is, and is scored, behind 10,000 calls or 32 MB of arguments, since all are kept until the end.
 
     Args:
         task: the row's index in the split, or a row of its own.
@@ -60,7 +65,7 @@ class ToolSession:
         self._environment = environment
         self._made: list[_Made] = []
         self._is_over = False
-        self.covered = 0
+        self._chars = self.covered = 0
         mutates = any(tool.mutates for tool in environment.parts.tools.values())
         self._alone = asyncio.Lock() if mutates else None
         self.episode = environment.start(task=task, split=split, seed=seed)
@@ -103,6 +108,8 @@ class ToolSession:
             raise UsageError("the session is not open", hint="use `async with rlenv.ToolSession(...) as session`")
         call = sound(ToolCall(name, arguments, id))  # type: ignore[arg-type]  # None becomes {} there
         name = call.name or ""
+        self._chars += size(arguments, _MOST_CHARS)
+        self._is_over = self._is_over or self._chars > _MOST_CHARS or len(self._made) >= _MOST_CALLS
         async with AsyncExitStack() as stack:
             if self._alone is not None:
                 await stack.enter_async_context(self._alone)
@@ -159,16 +166,50 @@ class ToolSession:
 
     async def _turns(self, said: Sequence[Message]) -> tuple[list[tuple[Message, Sequence[_Made | None]]], list[_Made]]:
         """Each message with what was made of its calls (None for one that was not run), and the calls of no message."""
-        left = list(self._made)
+        pile = Pile((call.id, asked_by(call)) for call in (one.call for one in self._made))
         turns: list[tuple[Message, Sequence[_Made | None]]] = []
         for message in said:
             made: list[_Made | None] = []
             for call in (await self.episode.read(message))[1].calls:  # its text may hold them too
-                places = [at for at, one in enumerate(left) if one.call.id is not None and one.call.id == call.id]
-                places += [at for at, one in enumerate(left) if _asks_the_same(one.call, call)]
-                made.append(left.pop(places[0]) if places else None)
+                at = pile.taken(call.id, asked_by(call))
+                made.append(None if at is None else self._made[at])
             turns.append((message, made))
-        return turns, left
+        return turns, [one for at, one in enumerate(self._made) if at not in pile.gone]
+
+
+class Pile:
+    """The places of calls by what they may be asked for by; None is nothing. Each is taken once, the first first.
+
+    However many there are, each is looked at a few times: a policy writes a thousand calls in a message.
+    """
+
+    def __init__(self, calls: Iterable[tuple[Hashable, ...]]) -> None:
+        self.gone = set[int]()
+        self._places: defaultdict[Hashable, deque[int]] = defaultdict(deque)
+        for at, names in enumerate(calls):
+            for name in names:
+                self._places[name].append(at)
+
+    def taken(self, *names: Hashable) -> int | None:
+        """The place of the first call that is left under the first of the names that has one."""
+        for name in names:
+            places = self._places.get(name, ()) if name is not None else ()
+            while places:
+                if (at := places.popleft()) not in self.gone:
+                    self.gone.add(at)
+                    return at
+        return None
+
+
+def asked_by(call: ToolCall | MalformedCall) -> Hashable:
+    """What is equal of calls that ask the same: the name, and the arguments whatever their order (1 is 1.0)."""
+    return (call.name or "", _frozen(call.arguments) if isinstance(call, ToolCall) else None)
+
+
+def _frozen(value: Any) -> Hashable:
+    if isinstance(value, Mapping):
+        return frozenset((key, _frozen(held)) for key, held in value.items())
+    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
 
 
 @dataclass(slots=True)
@@ -178,12 +219,6 @@ class _Made:
     call: ToolCall | MalformedCall
     result: ToolResult | None
     begun: float
-
-
-def _asks_the_same(made: ToolCall | MalformedCall, call: ToolCall | MalformedCall) -> bool:
-    if isinstance(made, ToolCall) and isinstance(call, ToolCall):
-        return (made.name, dict(made.arguments)) == (call.name, dict(call.arguments))
-    return type(made) is type(call) and (made.name or "") == (call.name or "")
 
 
 def _said(transcript: Sequence[Message | Mapping[str, Any]]) -> list[Message]:

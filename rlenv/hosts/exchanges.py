@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlenv.endpoints.account import Completion
+from rlenv.episodes.tool_session import Pile, asked_by
 from rlenv.messages import MalformedCall, Message, ToolCall
 from rlenv.runs.schema import Tokens
 
@@ -103,18 +104,16 @@ def told_of(exchanges: Sequence[Exchange]) -> list[Exchange]:
 def matched(transcript: Iterable[Message], made: Sequence[ToolCall]) -> list[Message]:
     """The transcript with the ids of the calls that were made: of the same call, or else of one of the same tool, as
     agents fill in what a model leaves out."""
-    said, left = list(transcript), list(made)
+    said = list(transcript)
+    pile = Pile((asked_by(call), call.name) for call in made)
     taken: dict[tuple[int, int], str | None] = {}
     places = [(at, index, call) for at, one in enumerate(said) for index, call in enumerate(one.tool_calls)]
     for is_exact in (True, False):
         for at, index, call in places:
-            if (at, index) in taken or not isinstance(call, ToolCall):
-                continue
-            same = [one for one in left if one.name == call.name]
-            same = [one for one in same if dict(one.arguments) == dict(call.arguments)] if is_exact else same
-            if same:
-                left.remove(same[0])
-                taken[at, index] = same[0].id
+            if (at, index) not in taken and isinstance(call, ToolCall):
+                found = pile.taken(asked_by(call) if is_exact else call.name)
+                if found is not None:
+                    taken[at, index] = made[found].id
     for at, one in enumerate(said):
         calls = (replace(call, id=taken.get((at, index), call.id)) for index, call in enumerate(one.tool_calls))
         said[at] = replace(one, tool_calls=tuple(calls))

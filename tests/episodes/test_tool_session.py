@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import rlenv
+from rlenv.hosts.exchanges import matched
 from rlenv.messages import Message, ToolCall
 
 SPEC = """
@@ -154,6 +155,47 @@ def test_calls_beyond_the_limit_are_not_run(tmp_path: Path) -> None:
     assert [one.outcome for one in results] == ["ok", "skipped"]
     assert [one.outcome for one in ended.turns[0].results] == ["ok", "skipped"]
     assert ended.reward.total == pytest.approx(1.1)
+
+
+def test_a_session_keeps_so_much_of_what_its_loop_calls_and_is_over_then(tmp_path: Path) -> None:
+    async def main() -> tuple[list[str], rlenv.Trajectory]:
+        async with loaded(tmp_path) as environment, rlenv.ToolSession(environment) as session:
+            long = {"n": 1, "wide": "x" * 11_000_000}
+            results = [
+                await session.call("double", given) for given in ({"n": 1}, long, long, {"n": 2}, long, {"n": 3})
+            ]
+            return [one.outcome for one in results], await session.finish("<answer>6</answer>")
+
+    outcomes, ended = asyncio.run(main())
+    assert outcomes == ["ok", "bad_arguments", "bad_arguments", "ok", "skipped", "skipped"]
+    assert len(ended.turns[0].results) == 4
+    assert ended.reward.total == pytest.approx(1.2)
+
+
+class _Seen(dict[str, Any]):
+    """Arguments that count how often they are looked at."""
+
+    looks = 0
+
+    def __eq__(self, other: object) -> bool:
+        _Seen.looks += 1
+        return super().__eq__(other)
+
+    def items(self) -> Any:
+        _Seen.looks += 1
+        return super().items()
+
+    __hash__ = None
+
+
+def test_a_thousand_calls_are_found_with_a_few_looks_at_each() -> None:
+    """A policy writes as many in one message, its agent makes them, and the loop waits while they are matched."""
+    calls = [ToolCall("double", _Seen(n=number), f"c{number}") for number in range(1_000)]
+    made = [ToolCall("double", _Seen(n=float(number)), f"made {number}") for number in reversed(range(1_000))]
+    _Seen.looks = 0
+    (said,) = matched([Message("assistant", "", tuple(calls))], [*made, ToolCall("double", {"n": 7}, "twice")])
+    assert [one.id for one in said.tool_calls] == [f"made {number}" for number in range(1_000)]
+    assert _Seen.looks <= 4_000
 
 
 def test_a_result_reads_as_the_spec_cuts_it(tmp_path: Path) -> None:
