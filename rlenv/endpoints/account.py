@@ -105,8 +105,11 @@ def as_wire(message: Message) -> dict[str, Any]:
 
 
 def as_sent(message: Message) -> dict[str, Any]:
-    """A message of a conversation that goes on, as `as_wire`. vLLM and SGLang refuse a conversation with arguments that
-    are no JSON object, as of a call that was cut, with all that follows: its text stands in one."""
+    """A message of a conversation as a policy's server is sent it, its calls' arguments JSON text of an object.
+
+    vLLM and SGLang refuse a conversation with others, as of a call that was cut, with all that follows: what was
+    written stands in an object, under `unreadable`.
+    """
     out = as_wire(message)
     for made, call in zip(message.tool_calls, out.get("tool_calls", ()), strict=False):
         if isinstance(made, MalformedCall):
