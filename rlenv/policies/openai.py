@@ -186,6 +186,7 @@ async def written(request: _Request[_T], endpoint: Endpoint) -> _T:
     """
     last, timeout_s, loop = endpoint.retries, endpoint.timeout_s, asyncio.get_running_loop()
     well: list[bool] = []
+    late: list[tuple[asyncio.Timeout, asyncio.TimerHandle]] = []
     watching: list[asyncio.Task[None]] = []
 
     async def watch(limit: asyncio.Timeout, rounds: int) -> None:
@@ -199,14 +200,19 @@ async def written(request: _Request[_T], endpoint: Endpoint) -> _T:
     def begin(*given: Any) -> None:  # few requests are late, and a task for each would take a tenth of an episode
         watching.append(loop.create_task(watch(*given)))
 
+    def placed(limit: asyncio.Timeout, rounds: int) -> None:  # what it waits for its place is not the server's
+        if not late or late[-1][0] is not limit:
+            late.append((limit, loop.call_later(timeout_s, begin, limit, rounds)))
+
     while len(well) <= last:
         with suppress(TimeoutError):
             async with asyncio.timeout(None) as limit:
-                late = loop.call_later(timeout_s, begin, limit, max(1, last - len(well)))
+                on_place = partial(placed, limit, max(1, last - len(well)))
                 try:
-                    return await request(timeout_s=inf, tried=len(well))
+                    return await request(timeout_s=inf, tried=len(well), on_place=on_place)
                 finally:
-                    late.cancel()
+                    for _, timer in late:
+                        timer.cancel()
                     for task in watching:
                         task.cancel()
     told = f"no answer from the server of {endpoint.model} within {last + 1} times {timeout_s:.3g} s"

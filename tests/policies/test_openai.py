@@ -433,6 +433,31 @@ def test_an_answer_without_end_is_scored_where_the_server_is_well(
     assert all(one["min_tokens"] == (1 if _is_first(one) else 9) for one in asked)
 
 
+def test_what_a_request_waits_for_its_place_is_no_answer_without_end(make_environment: Any) -> None:
+    """One at a time is asked, for longer each than a request may take; the last waits for longer than all its tries."""
+
+    async def main() -> tuple[list[Trajectory], int]:
+        late: list[asyncio.Event] = []
+
+        async def answer(body: Any) -> str:
+            if _is_first(body):
+                late[-1].set()
+                return "Y"
+            late.append(asyncio.Event())
+            await late[-1].wait()
+            return "<answer>5</answer>"
+
+        async with FakeEndpoint(answer) as server, asyncio.timeout(60):
+            policy = OpenAIPolicy(server.base_url, "toy", timeout_s=0.1, retries=2, concurrency=1)
+            played = await rollout(make_environment(), policy, [Job("train", 0, 3)] * 6, concurrency=6)
+            await policy.aclose()
+            return played, len(server.requests)
+
+    played, asked = asyncio.run(main())
+    assert [one.success for one in played] == [True] * 6
+    assert asked == 12
+
+
 def test_a_connection_that_hangs_beside_a_server_that_is_well_costs_no_number(make_environment: Any) -> None:
     held = 0
 
