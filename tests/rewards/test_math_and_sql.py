@@ -114,6 +114,8 @@ def test_equality_is_that_of_mathematics(answer: str | None, gold: object, value
         ("x>1", r"\{1,\infty\}", 0.0),
         ("(1,3)", "1<x<3", 1.0),
         (r"x\in\{1,3\}", r"\{1,3\}", 1.0),
+        (r"\begin{pmatrix}1\\0.5\end{pmatrix}", r"\begin{pmatrix}1\\ \frac{1}{2}\end{pmatrix}", 1.0),
+        (r"\begin{pmatrix}1\\0.5\end{pmatrix}", r"\begin{pmatrix}1\\ \frac{1}{3}\end{pmatrix}", 0.0),
         ("e", "E", 0.0),
         # The same thing in other clothes.
         (r"1\,000", "1000", 1.0),
