@@ -66,6 +66,7 @@ _OF_DEGREES = re.compile(
     rf"|(-?\d+(?:\.\d+)?){_DEGREES})"
 )
 _REPEATS = re.compile(r"([+-]?)(\d{0,40})\.(\d{0,40})\\(?:overline|bar|dot)\s*(?:\{(\d{1,40})\}|(\d))")
+_EMPTY = re.compile(r"\\varnothing(?![A-Za-z])|\\\{\s*\\\}|∅")
 _BASED = re.compile(
     r"(?<![\w\\.^])(?:\((?P<in>[0-9A-Fa-f]{1,200})\)|(?P<on>\d[0-9A-Fa-f]{0,199}|[A-F][0-9A-F]{0,199}))\s*_\s*"
     r"(?:\{\s*(?P<set>\d{1,2})\s*\}|(?P<one>\d))(?![\w.])"
@@ -97,7 +98,7 @@ def bare(text: str) -> str:
         return _written(_repeating(repeats))
     text = _BASED.sub(_in_ten, text).replace("°", r"^{\circ}").replace("**", "^")
     text = _unended(re.sub(r"^([+-]?)\s*(?:\\?\$|[€£¥])\s*", r"\1", text))
-    text = _THOUSANDS.sub("", text)
+    text = _EMPTY.sub(r"\\emptyset ", _THOUSANDS.sub("", text)).strip()
     text = text.replace(" ", "") if _SPACED.fullmatch(text) else text
     percent = re.fullmatch(r"([^%]*?)\s*(?:\\?%|percent)", text)
     if percent is not None:

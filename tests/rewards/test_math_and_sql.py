@@ -117,6 +117,9 @@ def test_equality_is_that_of_mathematics(answer: str | None, gold: object, value
         (r"\begin{pmatrix}1\\0.5\end{pmatrix}", r"\begin{pmatrix}1\\ \frac{1}{2}\end{pmatrix}", 1.0),
         (r"\begin{pmatrix}1\\0.5\end{pmatrix}", r"\begin{pmatrix}1\\ \frac{1}{3}\end{pmatrix}", 0.0),
         ("e", "E", 0.0),
+        (r"\varnothing", r"\emptyset", 1.0),
+        (r"\{ \}", "∅", 1.0),
+        (r"\{0\}", r"\emptyset", 0.0),
         # The same thing in other clothes.
         (r"1\,000", "1000", 1.0),
         ("3 1/2", "3.5", 1.0),
