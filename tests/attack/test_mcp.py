@@ -99,6 +99,23 @@ def test_a_failure_says_whose_it_is(how: str, reason: str, whose: str) -> None:
     assert after.outcome == "ok"
 
 
+def test_a_server_that_held_a_call_in_a_trial_has_no_other_one() -> None:
+    from rlenv.concurrency.deadline import Expired
+    from rlenv.tools._mcp.link import open_pool
+    from rlenv.tools._mcp.server import McpServer
+
+    async def main() -> list[Any]:
+        server = McpServer(name="bad", command=("python", "bad.py"), cwd=SERVERS, start_timeout_s=90.0)
+        async with open_pool(server, size=1, is_trial=True) as pool:
+            await pool.call("t", {"how": "plain"}, deadline=time.monotonic() + 90)
+            with pytest.raises(Expired):
+                await pool.call("t", {"how": "deaf"}, deadline=time.monotonic() + 0.3)
+            return (await pool.call("t", {"how": "plain"}, deadline=time.monotonic() + 90)).content
+
+    (said,) = asyncio.run(asyncio.wait_for(main(), 200))
+    assert said.text == "ok"
+
+
 @pytest.mark.slow
 def test_a_server_that_something_stopped_is_replaced_and_nobody_knows_by_whom() -> None:
     (tool,) = bad()

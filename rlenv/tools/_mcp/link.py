@@ -245,7 +245,7 @@ class Link:
     async def _open(self) -> Connection:
         await asyncio.sleep(self._pace.wait_s)
         async with _place_to_start():
-            host = Hosted(self._connect(self._server, on_end=self._has_ended, on_unknown=self._is_unknown))
+            host = Hosted(self._connect(self._server, on_end=self._has_ended, on_unknown=self._retire))
             try:
                 connection = await host.open()
             except ServerDown as error:
@@ -261,8 +261,9 @@ class Link:
         # Closing fails the calls that wait for an answer which cannot come any more.
         self._close_host(report=connection)
 
-    def _is_unknown(self, connection: Connection) -> None:
+    def _retire(self, connection: Connection) -> None:
         """The next call opens another session; those that are on this one end on it, and it with them."""
+        connection.is_retired = True
         host, self._host = self._host, None
         if host is not None:
             self._in_background(self._left_to_end(host, connection))
@@ -296,8 +297,11 @@ class Link:
             self._close_host()
 
     def _suspect(self, connection: Connection) -> None:
-        """A call ran out of time: a server that does not answer a simple question either is replaced."""
-        if self.current is connection and (self._probe is None or self._probe.done()):
+        """A call ran out of time: a server that does not answer a simple question either is replaced. In a trial it is
+        at once, so that nobody waits for it in the time of others."""
+        if self.current is connection and self._is_trial:
+            self._retire(connection)
+        elif self.current is connection and (self._probe is None or self._probe.done()):
             self._probe = self._in_background(self._ask(connection))
 
     async def _ask(self, connection: Connection) -> None:
