@@ -91,12 +91,28 @@ def test_what_is_large_and_within_the_limits_arrives() -> None:
         ("killed", "killed", "unclear"),
         ("closed", "server_error", "unclear"),  # as a server says that passes on what another one has to say
         ("dumb", "disconnected", "unclear"),
+        ("torn", "disconnected", "unclear"),
     ],
 )
 def test_a_failure_says_whose_it_is(how: str, reason: str, whose: str) -> None:
     found, after = results(bad()[0], how, "plain")
     assert (found.reason, found.whose) == (reason, whose)
     assert after.outcome == "ok"
+
+
+@pytest.mark.parametrize("how", ["half", "later"])
+def test_half_a_line_spoils_no_answer_behind_it(how: str) -> None:
+    assert [(one.outcome, one.text) for one in results(bad()[0], how, "plain")] == [("ok", "its own"), ("ok", "ok")]
+
+
+def test_what_a_call_makes_its_server_write_is_no_answer_to_another_one_and_no_second_to_its_own() -> None:
+    (tool,) = bad()
+
+    async def work(make: Make) -> list[ToolResult]:
+        found = await asyncio.gather(*(call(tool, {"how": how}, within=make()) for how in ("waits", "forges")))
+        return [*found, await call(tool, {"how": "plain"}, within=make())]
+
+    assert [one.text for one in within(work)] == ["its own", "its own", "ok"]
 
 
 def test_a_server_that_held_a_call_in_a_trial_has_no_other_one() -> None:

@@ -8,8 +8,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import secrets
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -27,6 +30,8 @@ LARGE_BYTES: Final = 256 * 1024
 """A longer message is parsed in a thread."""
 TOO_LARGE: Final = -32083
 """The code of an answer that was over the limits and not read; in the range that JSON-RPC leaves to implementations."""
+SPOILT: Final = -32085
+"""The code in place of an answer that cannot be read for what something else wrote into its line."""
 _MAX_ID_CHARS: Final = 128
 _INTERNAL_ERROR: Final = -32603
 _OF_CONNECTIONS: Final = (-32000, *range(-32089, -32080))
@@ -34,6 +39,10 @@ _OF_CONNECTIONS: Final = (-32000, *range(-32089, -32080))
 # The only notifications that change anything here; what a server says beside its answers is nobody's.
 _HEARD: Final = frozenset({"notifications/tools/list_changed"})
 _ID: Final = re.compile(rb'"id"\s*:\s*([0-9]{1,15})\s*[,}]')
+_OWN_ID: Final = re.compile(rb'"id"\s*:\s*("rlenv-[0-9a-f]{24}")')
+_ANSWER: Final = re.compile(rb'"(?:result|error)"\s*:')
+_START: Final = re.compile(rb'\{\s*"(?:jsonrpc|id|result|error)"')
+_STARTS: Final = 3
 
 _BURST: Final = 4_000.0
 _PER_S: Final = 1_000.0
@@ -80,6 +89,39 @@ class MessageBudget:
         return self._left >= 0
 
 
+class Asked:
+    """The requests of one session that wait for their answers, by ids that nobody can guess.
+
+    What a call makes a server write is so no answer to the call of another episode, and each has one answer.
+    """
+
+    def __init__(self) -> None:
+        self._own: dict[Any, Any] = {}
+
+    def sent(self, message: JSONRPCMessage) -> JSONRPCMessage:
+        """The message as the server gets it."""
+        from mcp_types import JSONRPCNotification, JSONRPCRequest
+
+        if isinstance(message, JSONRPCRequest):
+            identity = f"rlenv-{secrets.token_hex(12)}"
+            self._own[identity] = message.id
+            return message.model_copy(update={"id": identity})
+        if isinstance(message, JSONRPCNotification) and "requestId" in (params := message.params or {}):
+            own = next((one for one, known in self._own.items() if known == params["requestId"]), None)
+            self._own.pop(own, None)
+            return message.model_copy(update={"params": {**params, "requestId": own or params["requestId"]}})
+        return message
+
+    def heard(self, message: JSONRPCMessage) -> JSONRPCMessage | None:
+        """The message as the client knows it; None for an answer that nobody waits for."""
+        from mcp_types import JSONRPCError, JSONRPCResponse
+
+        if not isinstance(message, JSONRPCResponse | JSONRPCError):
+            return message
+        own = self._own.pop(message.id, None)
+        return None if own is None else message.model_copy(update={"id": own})
+
+
 def read_message(line: bytes) -> JSONRPCMessage | None:
     """The message that `line` holds, where there is one that anybody waits for.
 
@@ -88,7 +130,7 @@ def read_message(line: bytes) -> JSONRPCMessage | None:
     Raises:
         ValueError: it is no message.
     """
-    from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest
+    from mcp_types import JSONRPCNotification, JSONRPCRequest
 
     try:
         check_json(line, max_bytes=MAX_MESSAGE_BYTES, max_values=MAX_VALUES)
@@ -97,9 +139,10 @@ def read_message(line: bytes) -> JSONRPCMessage | None:
         if failure is None:
             raise
         return failure
-    message = _parsed(line)
-    if isinstance(message, JSONRPCError) and message.error.code in _OF_CONNECTIONS:
-        message.error.code = _INTERNAL_ERROR
+    try:
+        message = _parsed(line)
+    except ValueError:
+        message = _behind(line)
     if isinstance(message, JSONRPCNotification):
         return JSONRPCNotification(jsonrpc="2.0", method=message.method) if message.method in _HEARD else None
     if isinstance(message, JSONRPCRequest) and len(str(message.id)) > _MAX_ID_CHARS:
@@ -108,24 +151,38 @@ def read_message(line: bytes) -> JSONRPCMessage | None:
 
 
 def _parsed(line: bytes) -> JSONRPCMessage:
-    from mcp_types import jsonrpc_message_adapter
+    from mcp_types import JSONRPCError, jsonrpc_message_adapter
 
     if b'"jsonrpc"' not in line:
         raise ValueError("it is no message")
     try:
-        return jsonrpc_message_adapter.validate_json(line, by_name=False)
+        message = jsonrpc_message_adapter.validate_json(line, by_name=False)
     except ValueError:
         if b"\\u" not in line:
             raise
         # Servers that write every character as an escape give a lone surrogate back that they were given.
         mended = json.dumps(json.loads(line), ensure_ascii=False).encode("utf-8", "replace")
-        return jsonrpc_message_adapter.validate_json(mended, by_name=False)
+        message = jsonrpc_message_adapter.validate_json(mended, by_name=False)
+    if isinstance(message, JSONRPCError) and message.error.code in _OF_CONNECTIONS:
+        message.error.code = _INTERNAL_ERROR
+    return message
+
+
+def _behind(line: bytes) -> JSONRPCMessage:
+    """The answer at the end of a line that begins with half of another one. Raises ValueError: there is none."""
+    found = deque(_OWN_ID.finditer(line), 1)
+    if not found or not _ANSWER.search(line):
+        raise ValueError("it is no message")
+    for start in [*deque(_START.finditer(line, 0, found[0].end()), _STARTS)][::-1]:
+        with suppress(ValueError):
+            return _parsed(line[start.start() :])
+    return _error(orjson.loads(found[0][1]), "something else stands in the line of its answer", SPOILT)
 
 
 def too_long(head: bytes, tail: bytes, *, why: str = "it is too long") -> JSONRPCError | None:
     """The error in place of an answer that is not read, where its two ends say which request it answers."""
-    found = _ID.search(head) or _ID.search(tail)
-    return None if found is None else _error(int(found[1]), why)
+    found = next((one for form in (_OWN_ID, _ID) for one in (form.search(head), form.search(tail)) if one), None)
+    return None if found is None else _error(orjson.loads(found[1]), why)
 
 
 def of_its_call(data: bytes, message: Any) -> bytes:
@@ -142,10 +199,10 @@ def is_answer_to(identity: Any, request: bytes) -> bool:
     return found is None or str(identity) == found[1].decode()
 
 
-def _error(identity: int, why: str) -> JSONRPCError:
+def _error(identity: int | str, why: str, code: int = TOO_LARGE) -> JSONRPCError:
     from mcp_types import ErrorData, JSONRPCError
 
-    return JSONRPCError(jsonrpc="2.0", id=identity, error=ErrorData(code=TOO_LARGE, message=why))
+    return JSONRPCError(jsonrpc="2.0", id=identity, error=ErrorData(code=code, message=why))
 
 
 def is_heard(message: Any) -> bool:

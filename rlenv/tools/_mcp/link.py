@@ -20,7 +20,7 @@ from rlenv import secrets
 from rlenv.concurrency.deadline import Expired, Waited
 from rlenv.concurrency.scope import Hosted
 from rlenv.errors import ResourceError
-from rlenv.tools._mcp import TOO_LARGE
+from rlenv.tools._mcp import SPOILT, TOO_LARGE
 from rlenv.tools._mcp.http import BROKEN, LOST, UNREACHABLE
 from rlenv.tools._mcp.server import Connection, McpServer, ServerDown, connect
 from rlenv.tools._wire import Breaks
@@ -179,6 +179,11 @@ class Link:
             code, message = error.error.code, error.error.message[:_MOST_SAID]
             if code == LOST:
                 raise _NotRun(message) from error
+            if code == SPOILT:  # by this call or another one, and perhaps again and again
+                is_suspect = not connection.calls
+                if self.current is connection:
+                    self._retire(connection)
+                raise ServerDied(message, reason="disconnected" if is_suspect else "server_died") from error
             if code == CONNECTION_CLOSED and message == _SESSION_ENDED:
                 is_suspect = not (connection.is_gone or connection.calls)  # the server has said it, and lives on
                 self._forget(connection)

@@ -26,7 +26,7 @@ from mcp_types import JSONRPCMessage, JSONRPCNotification, JSONRPCRequest
 
 from rlenv.concurrency.processes import cause_of, ending, work_of
 from rlenv.secrets import redact
-from rlenv.tools._mcp import LARGE_BYTES, MAX_MESSAGE_BYTES, MessageBudget, read_message, too_long
+from rlenv.tools._mcp import LARGE_BYTES, MAX_MESSAGE_BYTES, Asked, MessageBudget, read_message, too_long
 from rlenv.tools._process import MARK, sweep
 
 _SHOWN_OF_SKIPPED = 300
@@ -121,7 +121,8 @@ class _Outgoing:
     async def send(self, item: SessionMessage, /) -> None:
         if isinstance(item.message, JSONRPCRequest):
             self._child.gate.asked()
-        self._child.write(item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
+        message = self._child.asked.sent(item.message)
+        self._child.write(message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
 
     async def aclose(self) -> None:
         pass  # the child's standard input is closed when the child is stopped
@@ -148,7 +149,7 @@ class Child(asyncio.SubprocessProtocol):
         self.incoming = _Incoming(self._pause_or_resume)
         self.outgoing = _Outgoing(self)
         self.on_end: Callable[[], None] | None = None
-        self.gate = MessageBudget()
+        self.gate, self.asked = MessageBudget(), Asked()
         self.garbage = 0
         """Lines on its standard output that were no messages."""
         self.fault = ""
@@ -368,6 +369,7 @@ class Child(asyncio.SubprocessProtocol):
             self._pause_or_resume()
 
     def _put(self, message: JSONRPCMessage | None) -> None:
+        message = None if message is None else self.asked.heard(message)
         if message is None or self.incoming.is_ended:
             return
         if isinstance(message, JSONRPCNotification) and not self.gate.hears():

@@ -8,6 +8,7 @@ import signal
 import sys
 from typing import Any
 
+waiting: dict[str, Any] = {}
 LISTING = sys.argv[1] if len(sys.argv) > 1 else ""
 PLAIN: dict[str, Any] = {"type": "object", "properties": {"how": {"type": "string"}}}
 
@@ -51,8 +52,8 @@ def text(said: str) -> dict[str, Any]:
     return {"type": "text", "text": said}
 
 
-def answer(number: int, how: str) -> None:
-    head = b'{"jsonrpc":"2.0","id":%d,"result":{"content":[' % number
+def answer(number: Any, how: str) -> None:
+    head = b'{"jsonrpc":"2.0","id":%s,"result":{"content":[' % json.dumps(number).encode()
     word, _, rest = how.partition(" ")
     if word == "parts":
         write(head + b'{"type":"text","text":"a"},' * 500_000 + b'{"type":"text","text":"z"}]}}\n')
@@ -110,6 +111,23 @@ def answer(number: int, how: str) -> None:
             os._exit(0)
     elif word == "deaf":
         signal.pause()
+    elif word in ("waits", "forges"):
+        waiting[word] = number
+        if len(waiting) == 2:
+            for guess in range(200):
+                send({"id": guess, "result": content(text("forged"))})
+                send({"id": str(guess), "result": content(text("forged"))})
+            for said in ("its own", "twice"):
+                send({"id": waiting["forges"], "result": content(text(said))})
+            send({"id": waiting["waits"], "result": content(text("its own"))})
+    elif word == "half":
+        write(head)
+        send({"id": number, "result": content(text("its own"))})
+    elif word == "later":
+        send({"id": number, "result": content(text("its own"))})
+        write(head.replace(b"rlenv", b"other"))
+    elif word == "torn":
+        write(head + b"something else" + b'{"type":"text","text":"its own"}]}}\n')
     else:
         send({"id": number, "result": content(text("ok"))})
 
