@@ -170,6 +170,15 @@ def told_as(kind: Callable[..., Exception], what: str, *caught: type[Exception],
         raise kind(said, **more) from error
 
 
+@contextmanager
+def disk_told(place: object, done: str) -> Iterator[None]:
+    """Raises an OSError as a UsageError: its file, `place` where it names none, cannot be `done`, such as written."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{error.filename or place} cannot be {done}: {error.strerror or error}") from error
+
+
 class MissingExtra(UsageError):
     """An optional part of rlenv is not installed.
 

@@ -16,7 +16,7 @@ from rlenv._base.text import figure
 from rlenv.cli.console import Console, WithPrices
 from rlenv.cli.options import Options, argument, option
 from rlenv.cli.terminal import write, write_error, write_json
-from rlenv.errors import UsageError
+from rlenv.errors import UsageError, disk_told
 from rlenv.runs.folder import is_run, open_run, read_info
 from rlenv.runs.locks.lock import Lock, diff, last_of, locks_of
 from rlenv.runs.usage import as_prices, tokens_said
@@ -334,10 +334,8 @@ class ReportCommand(WithPrices):
         if out.exists() and not out.is_file():  # a device, say, whose name a file would take
             raise UsageError(f"{out} is no file", hint="name another")
         text = report([Path(name) for name in self.runs], title=self.title, episodes=self.episodes, prices=prices)
-        try:
-            with draft_of(out.resolve()) as draft:  # a link stays what it is, and the old one whole till the new one is
-                draft.write_text(text, encoding="utf-8", errors="replace")
-        except OSError as error:
-            raise UsageError(f"{error.filename or out} cannot be written: {error.strerror or error}") from error
+        # A link stays what it is, and the old one whole till the new one is.
+        with disk_told(out, "written"), draft_of(out.resolve()) as draft:
+            draft.write_text(text, encoding="utf-8", errors="replace")
         write(f"{out}: {len(self.runs)} runs, {len(text) / 1e3:.0f} kB\n")
         return 0

@@ -23,7 +23,7 @@ from rlenv.cli.console import Console, WithPrices, show_spending
 from rlenv.cli.options import Options, WithSet, argument, option
 from rlenv.cli.terminal import say, write, write_error, write_json
 from rlenv.episodes.environment import load
-from rlenv.errors import MissingExtra, UsageError
+from rlenv.errors import MissingExtra, UsageError, disk_told
 from rlenv.runs import files
 from rlenv.runs.figures.snapshot import Snapshot
 from rlenv.runs.figures.steps import Listed, Overview, overview
@@ -136,11 +136,8 @@ class ExportCommand(Options):
             raise UsageError(f"{out} exists already", hint="name another file")
         reader = open_run(path)
         ids = in_order(reader)
-        try:
-            with draft_of(out) as draft:  # half an export reads as a whole one
-                files.write(draft, (reader.body(id).trajectory() for id in ids))
-        except OSError as error:
-            raise UsageError(f"{error.filename or out} cannot be written: {error.strerror or error}") from error
+        with disk_told(out, "written"), draft_of(out) as draft:  # half an export reads as a whole one
+            files.write(draft, (reader.body(id).trajectory() for id in ids))
         bodiless = sum(not row["has_body"] for row in reader.rows() if reader.counts(row))
         write(f"{len(ids)} episodes in {out}")
         write(f"; {bodiless} whose bodies were not kept are left out\n" if bodiless else "\n")
@@ -156,9 +153,8 @@ class RemoveCommand(Options):
 
     def execute(self) -> int:
         """Exit code 0."""
-        paths = list(
-            {Path(name).resolve(): _run_at(name) for name in self.runs}.values()
-        )  # one that is named twice once
+        # One that is named twice once.
+        paths = list({Path(name).resolve(): _run_at(name) for name in self.runs}.values())
         for path in paths:
             info = read_info(path)
             if info is not None and info.state == "running":
@@ -166,14 +162,10 @@ class RemoveCommand(Options):
         for path in paths:
             size = sum(item.stat().st_size for item in path.rglob("*") if item.is_file())
             if self.yes:  # said once it is so: a folder may not let its files go
-                try:
+                with disk_told(path, "removed"):
                     clear(path)
                     if not path.is_symlink() and not any(path.iterdir()):
                         path.rmdir()
-                except OSError as error:
-                    raise UsageError(
-                        f"{error.filename or path} cannot be removed: {error.strerror or error}"
-                    ) from error
             write(f"{'removed' if self.yes else 'would remove'} the run in {path}, {size / 1e6:.1f} MB\n")
         if not self.yes:
             write("nothing is removed without --yes\n")

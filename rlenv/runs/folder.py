@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from rlenv._base.bounded import encodable
 from rlenv._base.paths import draft_of
-from rlenv.errors import RunStopped, UsageError
+from rlenv.errors import RunStopped, UsageError, disk_told
 from rlenv.runs.journal import Claim, clear_blobs, object_at
 from rlenv.runs.reader import RunReader
 from rlenv.runs.schema import Facts, ending_of
@@ -304,7 +304,7 @@ class KeptRun:
             hash12 = lock.hash12 if lock is not None else ""
             attempt = Attempt(len(attempts), from_step, hash12, time.time(), socket.gethostname(), os.getpid())
             self.info = replace(info, attempts=(*attempts, attempt), state="running")
-            try:
+            with disk_told(self.path, "written"):
                 if overwrite and self._has_run():
                     clear(self.path)
                 (self.path / STOP).unlink(missing_ok=True)  # a wish to stop an earlier attempt
@@ -312,10 +312,6 @@ class KeptRun:
                     lock.write(self.path)
                 write_info(self.path, self.info)
                 self.writer = RunWriter(self.path, attempt=attempt.number, lock=hash12, keep=keep)
-            except OSError as error:
-                raise UsageError(
-                    f"{error.filename or self.path} cannot be written: {error.strerror or error}"
-                ) from error
         except BaseException:
             self._release()
             raise

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeVar
 from rlenv.concurrency.lanes import Lane, entered, here, offline
 from rlenv.episodes.environment import Environment, load
 from rlenv.episodes.players import by_chance
-from rlenv.errors import RunStopped, UsageError
+from rlenv.errors import RunStopped, UsageError, disk_told
 from rlenv.language.spec import SamplingSpec
 from rlenv.models import adapter, local_model, local_tokenizer
 from rlenv.policies.base import Policy
@@ -203,13 +203,11 @@ class Stage:
             late = None if out is None else out.late
             if late is None:  # what the tape lacks is added to it
                 folder = Path(self.tape or "")
-                try:
+                with disk_told(folder, "written"):
                     writer = RunWriter(folder, lock=hash12)
                     stack.callback(writer.close)
                     if lock is not None:
                         lock.write(folder)
-                except OSError as error:
-                    raise UsageError(f"{error.filename or folder} cannot be written: {error.strerror}") from error
                 late = writer.late
 
             def flush() -> None:
