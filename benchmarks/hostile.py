@@ -35,7 +35,6 @@ from pathlib import Path
 from typing import Any
 
 import rlenv
-from rlenv import OraclePolicy
 from rlenv.episodes.environment import Environment, load
 from rlenv.testing.endpoint import FakeEndpoint
 from rlenv.testing.hostile import HostilePolicy, HostileReport, attack
@@ -145,7 +144,7 @@ def attacked(path: Path, arguments: argparse.Namespace) -> HostileReport:
     with servers(path) as overrides:
         environment = compiled(path, overrides, arguments.timeout_s)
         policy = HostilePolicy(environment, seed=arguments.seed, hang_share=arguments.hang, large_share=0.02)
-        oracle = OraclePolicy(environment.spec, environment.parts.dialect) if environment.spec.oracle else None
+        oracle = environment.oracle() if environment.spec.oracle else None
         return attack(
             environment, policy, oracle, actions=arguments.count, seed=arguments.seed, at_once=arguments.at_once
         )
