@@ -137,6 +137,7 @@ def subject_of(name: str, description: str = "") -> Subject:
 
 _NUMBERS: Final = (0, -1, 2**31, 2**63, -(2**63) - 1, 10**30, 10**4_000, 1e308, -0.0, 5e-324, 0.1, True)
 _MAX_CHARS: Final = 1_000_000  # more than a policy's context holds
+_MOST_CALLS: Final = 10_000
 _SCALARS: Final[tuple[Any, ...]] = (None, True, 0, 10**30, 1e308, "", "x", "\ud800", [], {}, [[]], {"": {"": None}})
 
 
@@ -225,6 +226,8 @@ class HostileSession:
         if policy.tools and rng.random() < 0.55:
             count = rng.choice((1, 1, 1, 2, 4, 40))
             calls = tuple(self._call(kind) for _ in range(count))
+            if count == 1 and rng.random() < policy.large_share:  # as many as there is room for
+                calls = (ToolCall(rng.choice(policy.tools)["name"], {}),) * _MOST_CALLS
             message = Message("assistant", rng.choice(("", "", "So.", "\ud800")), calls)
             if count < 40 and rng.random() < 0.2:  # servers give calls as structured data
                 return HostileAction(kind, message)

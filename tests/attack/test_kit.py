@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from rlenv.episodes.environment import MAX_CALLS
+from rlenv.episodes.rollout import context_of
 from rlenv.messages import Message, ToolCall
 from rlenv.runs import files as record
 from rlenv.testing.endpoint import MODES as ENDPOINT_MODES
@@ -127,8 +129,6 @@ def test_attacks_are_equal_for_equal_seeds(make_environment: Any) -> None:
         async def main() -> list[str]:
             made = []
             async with environment, environment.start(task=0, seed=3) as episode:
-                from rlenv.episodes.rollout import context_of
-
                 session = policy.start(context_of(episode))
                 made += [repr(session.make().action)[:2_000] for _ in range(60)]
             return made
@@ -137,6 +137,20 @@ def test_attacks_are_equal_for_equal_seeds(make_environment: Any) -> None:
 
     assert actions(1) == actions(1)
     assert actions(1) != actions(2)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_some_actions_hold_as_many_calls_as_there_is_room_for(make_environment: Any, share: float) -> None:
+    environment = make_environment()
+    policy = HostilePolicy(environment, large_share=share)
+
+    async def calls() -> list[int]:
+        async with environment, environment.start(task=0) as episode:
+            session = policy.start(context_of(episode))
+            made = [session.make().action for _ in range(100)]
+            return [len(one.tool_calls) for one in made if isinstance(one, Message)]
+
+    assert (max(asyncio.run(calls())) > MAX_CALLS) is bool(share)
 
 
 def test_hostile_texts_are_equal_for_equal_seeds() -> None:
