@@ -78,16 +78,16 @@ class Retaken:
                 elif self._asks_user and not turn.parsed.calls:
                     await self._reply(turn, is_last=is_last, reason=reason, deadline=deadline)
         except TimeoutError:
-            self.lost = f"turn {turn.index}: taking its calls again took longer than the episode may"
+            self.lost = f"turn {turn.index + 1}: taking its calls again took longer than the episode may"
         except EpisodeError as error:
-            self.lost = f"turn {turn.index}: its calls could not be taken again: {redact(str(error)):.200}"
+            self.lost = f"turn {turn.index + 1}: its calls could not be taken again: {redact(str(error)):.200}"
 
     async def _calls(self, turn: Turn, deadline: float) -> None:
         if self._episode.environment.toolsets.changes:
             self._episode.tools.offer(sum(not one.parsed.calls for one in self._episode.turns))
         calls: list[ToolCall | MalformedCall] = []
         for index, (call, result) in enumerate(zip(turn.parsed.calls, turn.results, strict=False)):
-            again = self._again(f"turn {turn.index}, call {index}", call, result)
+            again = self._again(f"turn {turn.index + 1}, call {index + 1}", call, result)
             calls.append(call if again else left_out())
         taken = sum(isinstance(call, ToolCall) for call in calls)
         if self.lost or not taken:
@@ -96,16 +96,16 @@ class Retaken:
         taken -= end_of(turn.results)[0] >= 0  # what ends is run beyond the limits too
         self._taken += taken
         if taken > limits.calls_per_turn or self._taken > limits.tool_calls:
-            self.lost = f"turn {turn.index}: more calls were recorded than the limits let a policy make"
+            self.lost = f"turn {turn.index + 1}: more calls were recorded than the limits let a policy make"
             return
         index = len(self._episode.turns)
         now = await self._episode.tools.run_again(calls, turn=index, deadline=deadline)
         for index, (call, then, found) in enumerate(zip(calls, turn.results, now, strict=False)):
             if any(getattr(one, "boots", 0) for one in self._episode.resources.values()):
-                self.lost = f"turn {turn.index}: its calls ran in a machine, and are not taken again"
+                self.lost = f"turn {turn.index + 1}: its calls ran in a machine, and are not taken again"
                 return
             if isinstance(call, ToolCall) and (then.outcome, then.text) != (found.outcome, found.text):
-                self.lost = f"turn {turn.index}, call {index}: {_difference(call.name, then, found)}"
+                self.lost = f"turn {turn.index + 1}, call {index + 1}: {_difference(call.name, then, found)}"
                 return
 
     def _again(self, place: str, call: ToolCall | MalformedCall, result: ToolResult) -> bool:
@@ -144,7 +144,9 @@ class Retaken:
         then = without_note(shown[0].content) if shown else None
         now = await self._episode.reply(turn.parsed, deadline=deadline)
         if now != then:
-            self.lost = f"turn {turn.index}: the user said {_short(then)} when it was recorded and {_short(now)} now"
+            self.lost = (
+                f"turn {turn.index + 1}: the user said {_short(then)} when it was recorded and {_short(now)} now"
+            )
 
 
 def shared_by(environment: Environment, tool: Tool) -> str:

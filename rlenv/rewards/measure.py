@@ -364,7 +364,7 @@ def over_turns(planned: Planned, turns: Sequence[TurnResults]) -> TermResult:
     for index, result in enumerate(results):
         if result.status == "invalid":
             measurement["evidence"], measurement["where"] = result.evidence, result.where
-            error = f"turn {index}: {result.error}"
+            error = f"in turn {index + 1}: {result.error}"
             return TermResult.invalid(planned.name, error=error, weight=planned.weight, **measurement)
     if results:
         last = results[-1]

@@ -204,9 +204,10 @@ def _compare(old: Trajectory, new: Trajectory, left_out: Sequence[str]) -> list[
     if len(old.turns) != len(new.turns) and missed is None:
         found.append(f"turns: {len(old.turns)} before, {len(new.turns)} now")
     for before, now in zip(old.turns, new.turns, strict=False):
-        found += _difference(f"turn {before.index}, calls", _calls(before), _calls(now))
+        place = f"turn {before.index + 1}"  # as the viewer counts
+        found += _difference(f"{place}, calls", _calls(before), _calls(now))
         found += _outages(before, now)
-        found += _difference(f"turn {before.index}, observation", _shown(before), _shown(now))
+        found += _difference(f"{place}, observation", _shown(before), _shown(now))
     if missed is not None:  # what follows from it says nothing more
         return [*found, missed.message]
     found += _difference("end", [old.reason, old.truncated], [new.reason, new.truncated])
@@ -224,7 +225,7 @@ def _outages(old: Turn, new: Turn) -> list[str]:
     """Calls that failed for want of the infrastructure once and not twice: no change of the environment's."""
     found = []
     for index, (before, now) in enumerate(zip(old.results, new.results, strict=False)):
-        place = f"turn {old.index}, call {index} of '{before.name}'"
+        place = f"turn {old.index + 1}, call {index + 1} of '{before.name}'"
         if _is_outage(before) and not _is_outage(now):
             found.append(f"{place}: it failed for want of the infrastructure before ({before.reason}) and does not now")
         elif _is_outage(now) and not _is_outage(before):
@@ -372,7 +373,8 @@ def _recalled(term: Term, result: TermResult) -> Term:
         if term.spec.when == "turn":
             place = len(context.turns) - 1
             value = result.turn_values[place] if place < len(result.turn_values) else None
-            error = result.error.removeprefix(f"turn {place}: ")
+            # Records of earlier versions count from 0.
+            error = result.error.removeprefix(f"in turn {place + 1}: ").removeprefix(f"turn {place}: ")
             fails = result.status == "invalid" and error != result.error
         else:
             error, fails = result.error, result.status == "invalid"

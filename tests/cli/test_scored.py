@@ -81,7 +81,7 @@ def test_an_observation_that_changed_is_shown(
     file = changed(recorded, tmp_path / "t.jsonl", turns=turns)
     assert main(["replay", str(file)]) == 1
     said = capsys.readouterr().out
-    assert "turn 0, observation: 'another result' before, " in said
+    assert "turn 1, observation: 'another result' before, " in said
     assert "2 of 3 episodes came out the same, 1 differently" in said
 
 
@@ -161,7 +161,7 @@ def test_a_call_that_failed_for_want_of_the_infrastructure_is_named_as_such(
     turns = (dataclasses.replace(turn, results=(down,)), *first.turns[1:])
     assert main(["replay", str(changed(recorded, tmp_path / "t.jsonl", turns=turns))]) == 1
     said = capsys.readouterr().out
-    assert "turn 0, call 0 of 'calculate': it failed for want of the infrastructure before (server_down)" in said
+    assert "turn 1, call 1 of 'calculate': it failed for want of the infrastructure before (server_down)" in said
 
 
 GROUPED = """

@@ -241,7 +241,7 @@ def test_a_turn_term_that_fails_once_is_invalid_and_names_the_turn() -> None:
 
     breakdown, _ = score(term("a", fails, when="turn"), turns=3)
     assert breakdown.total is None
-    assert breakdown.terms["a"].error == "turn 1: down"
+    assert breakdown.terms["a"].error == "in turn 2: down"
     assert breakdown.terms["a"].turn_values == (1.0, None, 1.0)
 
 
@@ -529,7 +529,7 @@ def test_evidence_of_turns_is_the_last_ones_or_that_of_the_turn_that_failed() ->
         {"index": 2},
     )
     broken, _ = score(term("a", gives(1), when="turn"), turns=3)
-    assert (broken.terms["a"].error[:7], broken.terms["a"].evidence) == ("turn 1:", "evidence 1")
+    assert (broken.terms["a"].error[:10], broken.terms["a"].evidence) == ("in turn 2:", "evidence 1")
     assert broken.terms["a"].turn_values == (0.0, None, 2.0)
 
 
@@ -780,4 +780,4 @@ def test_a_term_over_turns_shows_the_last_one_or_the_first_that_failed(fails_at:
         assert (found.evidence, found.details, found.where) == ("turn 2", {"at": 2}, ((2, 0, 1),))
     else:
         assert (found.status, found.where) == ("invalid", ())
-        assert found.error.startswith(f"turn {fails_at}: ")
+        assert found.error.startswith(f"in turn {fails_at + 1}: ")

@@ -150,7 +150,7 @@ def test_where_there_is_no_tape_or_none_is_wanted_the_server_is_asked(
 ) -> None:
     code, found = run(capsys, "replay", str(http_run), "-n", "1", "--no-tape")
     assert code == 1
-    assert "turn 0, call 0 of 'ask': it fails for want of the infrastructure now" in str(found["different"])
+    assert "turn 1, call 1 of 'ask': it fails for want of the infrastructure now" in str(found["different"])
     files.write(http_run.parent / "some.jsonl", recorded(http_run)[:1])  # a file of episodes holds no events
     spec = ["--spec", str(http_run.parent / "env.yaml")]
     assert run(capsys, "replay", str(http_run.parent / "some.jsonl"), *spec)[0] == 1
@@ -162,7 +162,7 @@ def test_a_tool_that_is_let_out_is_called(http_run: Path, capsys: pytest.Capture
         code, found = run(capsys, "replay", str(http_run), *set)
     assert code == 1
     assert len(found["different"]) == 8
-    assert all(one["differences"][0].startswith("turn 0, observation") for one in found["different"])
+    assert all(one["differences"][0].startswith("turn 1, observation") for one in found["different"])
 
 
 def test_a_tool_with_other_parameters_is_named_at_the_first_call(
@@ -694,7 +694,7 @@ def test_a_shipped_environment_that_has_changed_is_told_by_episode_turn_and_term
     first = with_ids(out, None)[0][0]
     for change, where in (
         (f"prompt.system=Call {tool} once.", "  prompt: "),
-        (f"tools.{tool}.faults={{error: 1}}", "  turn 0, observation: "),
+        (f"tools.{tool}.faults={{error: 1}}", "  turn 1, observation: "),
         ("limits.turns=1", "  turns: "),
     ):
         argv = ["replay", out, "--set", change]

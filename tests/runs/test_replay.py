@@ -100,6 +100,28 @@ def test_a_new_verify_term_is_run_on_what_was_recorded(folder: Path) -> None:
     assert [change.terms["rows"] for change in found.changes] == [(None, 1.0), (None, 0.0)]
 
 
+@pytest.mark.parametrize("said", ["in turn 2: down", "turn 1: down"])
+def test_a_turn_that_could_not_be_measured_is_recalled_however_its_record_counts(folder: Path, said: str) -> None:
+    """Turns are counted from 1 in what people read; records of earlier versions counted them from 0."""
+    (folder / "r.py").write_text(
+        "from rlenv.errors import RewardError\n\n\ndef fails(context):\n"
+        "    if len(context.turns) == 2:\n        raise RewardError('down')\n    return 1.0\n"
+    )
+    path = folder / "turns.yaml"
+    path.write_text(SPEC + '  own: {kind: rule, function: "r.py:fails", when: turn, required: false}\n')
+    (before,) = play(path, [CALL, CALL, "<answer>3</answer>"])
+    own = before.reward.terms["own"]
+    assert (own.error, own.turn_values) == ("in turn 2: down", (1.0, None, 1.0))
+
+    async def recalled() -> Trajectory:
+        async with rlenv.load(path) as environment:
+            known = {"own": dataclasses.replace(own, error=said)}
+            return (await rescore(environment, [before], known=[known]))[0]
+
+    after = asyncio.run(recalled()).reward.terms["own"]
+    assert (after.error, after.turn_values, after.status) == ("in turn 2: down", (1.0, None, 1.0), "invalid")
+
+
 def test_a_reward_that_could_not_be_measured_can_be_measured_later(folder: Path) -> None:
     broken = SPEC.replace("{{ task.answer }}", "{{ task.gold }}")
     (folder / "broken.yaml").write_text(broken)
@@ -270,7 +292,7 @@ def test_a_reward_over_a_state_that_is_not_there_again_is_invalid_and_names_the_
     assert [one.reward.total for one in after] == [None, 0.5]
     assert after[0].failure is not None
     assert after[0].failure.message.startswith(
-        "book: the state that the episode left cannot be had again: turn 0, call"
+        "book: the state that the episode left cannot be had again: turn 1, call"
     )
     assert "'pay' gave ok 'paid A, 1 in all' when it was recorded and ok 'paid A, 1 together' now" in str(
         after[0].failure
@@ -292,7 +314,7 @@ def test_a_tool_that_is_gone_is_named(ledger: Path) -> None:
     before = play(ledger, [call("pay", to="A"), DONE])
     (after,) = again(edited(ledger, ("  pay: {kind", "  give: {kind")), before)
     assert after.failure is not None
-    assert "turn 0, call 0: there is no tool 'pay' any more" in after.failure.message
+    assert "turn 1, call 1: there is no tool 'pay' any more" in after.failure.message
 
 
 def test_a_tool_that_tells_another_time_each_time_is_named(ledger: Path) -> None:
@@ -418,7 +440,7 @@ def test_what_a_user_did_to_a_resource_is_there_again(ledger: Path) -> None:
     assert before[0].reward.total == 1.5
     assert compare(before, again(path, before)).changes == ()
     (after,) = again(changed(path, "settled,", "Settled:"), before)
-    assert "turn 2: the user said 'settled, 2 in all' when it was recorded" in str(after.failure)
+    assert "turn 3: the user said 'settled, 2 in all' when it was recorded" in str(after.failure)
 
 
 def test_a_database_that_changed_since_is_said_and_not_measured(folder: Path) -> None:
