@@ -38,6 +38,16 @@ def prepared(tmp_path: Path) -> Run:
     return Run.load(tmp_path / "run")
 
 
+@pytest.mark.parametrize("is_new", [True, False])
+@pytest.mark.parametrize("given", [["--model", "/nowhere/model"], ["trainer.nothing=3"]])
+def test_a_dry_run_that_is_refused_leaves_nothing_of_its_own(tmp_path: Path, given: list[str], is_new: bool) -> None:
+    folder = tmp_path / "run"
+    if not is_new:
+        folder.mkdir()
+    assert main(["arithmetic", "--dry-run", "-o", str(folder), *given]) == 2
+    assert folder.exists() is not is_new
+
+
 def ending(error: BaseException | None) -> AbstractContextManager[object]:
     return nullcontext() if error is None else pytest.raises(type(error))
 

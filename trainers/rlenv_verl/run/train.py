@@ -113,6 +113,8 @@ def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console, star
         raise UsageError(
             f"{folder} holds a run already", hint=f"choose another folder with -o, or go on with --resume {folder}"
         )
+    if arguments.dry_run and not folder.exists():
+        stack.push(lambda kind, *_: shutil.rmtree(folder, ignore_errors=True) if kind else None)  # it is refused
     folder.mkdir(parents=True, exist_ok=True)
     lock = stack.enter_context(locked(folder, wait_s=0.0))
     if not arguments.dry_run:
