@@ -53,15 +53,7 @@ def keys_of(model: type[Spec]) -> tuple[str, ...]:
     return tuple(field.alias or name for name, field in fields)
 
 
-ELSEWHERE: Final[Mapping[str, str]] = {
-    "dataset": "tasks", "eval_dataset": "tasks", "functions": "tools", "max_steps": "limits.turns",
-    "max_tool_calls": "limits.tool_calls", "max_turns": "limits.turns", "parser": "answer", "rubric": "rewards",
-    "scorer": "rewards", "system_prompt": "prompt.system", "tools.args": "command", "tools.json": "body",
-    "tools.params": "query", "tools.schema": "parameters", "limits.max_steps": "turns", "limits.steps": "turns",
-    "limits.max_tokens": "response_tokens", "limits.timeout": "episode_s", "limits.timeout_s": "episode_s",
-    "rewards.gold": "expect", "rewards.ground_truth": "expect", "rewards.reference": "expect",
-    "rewards.target": "expect", "rewards.model": "endpoint",
-}  # fmt: skip
+ELSEWHERE: Final[Mapping[str, str]] = WORDS["elsewhere"]
 """Keys that other libraries have on top, or of each entry, and where this language says the same."""
 
 
@@ -71,6 +63,8 @@ def unknown_key(document: SourceDocument, path: Path, known: Iterable[str]) -> F
     key = ELSEWHERE.get(".".join(map(str, (*path[:-1:2], path[-1]))), "")
     near = did_you_mean(str(path[-1]), names, otherwise=f"known keys: {listed(names, most=20)}")
     hint = f"write it under '{key}'" if key.partition(".")[0] in names else near
+    if "endpoint" in names and path[-1] in ("model", "base_url", "api_key"):
+        hint = "it belongs to a server: endpoints: {NAME: {base_url: …, model: …}}, and here endpoint: NAME"
     return document.fault(path, "unknown key", hint, at="key")
 
 
@@ -163,7 +157,7 @@ def _owner(model: type[Spec], path: Path, document: SourceDocument, base: Path) 
     at = base
     for part in path:
         at = (*at, part)
-        if is_key:  # a name that the author chose, in a mapping of specs
+        if is_key or isinstance(part, int):  # a name that the author chose, or a place, in what holds specs
             is_key = False
             continue
         if isinstance(current, type) and issubclass(current, Spec):
@@ -241,8 +235,9 @@ def _retype(kind: str, value: Any) -> str:
         truth = {"yes": "true", "on": "true", "no": "false", "off": "false", "true": "true", "false": "false"}
         return f"write {truth[value.lower()]}" if value.lower() in truth else ""
     if kind in ("list_type", "tuple_type") and isinstance(value, (str, int, float)):
-        words = str(value).split()  # a program and its arguments
-        return f"put it in brackets: [{', '.join(words) if 1 < len(words) <= 4 and ',' not in str(value) else ' … '}]"
+        words = re.findall(r"(?:\{\{.*?\}\}|\S)+", str(value))  # a program and its arguments
+        words = [json.dumps(one) if re.search(r"[{}'\"#:|&>]", one) else one for one in words]
+        return f"put it in brackets: [{', '.join(words) if len(words) <= 8 and ',' not in str(value) else ' … '}]"
     if value is None:
         return "write a value, or remove the key"
     written = {"int_type": "8", "float_type": "1.5", "finite_number": "0.01"}

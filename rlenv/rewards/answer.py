@@ -266,9 +266,8 @@ def check(spec: AnswerSpec) -> None:
             "from is tool but no tool is named", key="answer.tool", hint="add `tool:` with the submit tool's name"
         )
     if spec.from_ == "tag" and not re.fullmatch(r"[^\s<>/]+", spec.tag):
-        raise UsageError(
-            f"'{spec.tag}' is not a tag's name", key="answer.tag", hint="write it without brackets, such as answer"
-        )
+        name = re.sub(r"[\s<>/]+", "", spec.tag) or "answer"
+        raise UsageError(f"'{spec.tag}' is not a tag's name", key="answer.tag", hint=f"write it alone: tag: {name}")
 
 
 def extract(spec: AnswerSpec, action: ParsedAction) -> GivenAnswer | None:

@@ -63,7 +63,8 @@ def endpoint_of(name: str, context: CompileContext, *, key: str = "endpoint") ->
     endpoint = context.endpoints.get(name)
     if isinstance(endpoint, Endpoint):
         return endpoint
-    raise UnknownEntry("endpoints", name, context.endpoints, key=key)
+    hint = "" if context.endpoints else f"add the server: endpoints: {{{name}: {{base_url: …, model: …}}}}"
+    raise UnknownEntry("endpoints", name, context.endpoints, key=key, hint=hint)
 
 
 def parameters_of(given: Mapping[str, Any], templates: Mapping[str, Template]) -> dict[str, Any]:
