@@ -23,6 +23,7 @@ from rlenv.language.spec import ToolSpec
 from rlenv.language.templates import Template, TemplateError, compile_template
 from rlenv.secrets import redact
 from rlenv.tasks.files import task_files
+from rlenv.tools._signature import read_docstring
 from rlenv.tools.mcp import McpSpec, changes
 
 _MOST_ROWS = 1_000
@@ -252,7 +253,8 @@ def _corpus(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Finding]:
     except (OSError, ValueError):
         return  # reported where it is compiled, or a template
     columns = {name for one in read if isinstance(one, dict) for name in one}
-    term, texts = gold_term(subject), " ".join(str(one) for one in read).lower()
+    shown = [one.get(getattr(fields, key, key)) for one in read if isinstance(one, dict) for key in ("title", "text")]
+    term, texts = gold_term(subject), " ".join(map(str, shown)).lower()
     each = [all_golds(subject, term, split)[:200] for split in subject.splits.values()] if term is not None else []
     golds = [*itertools.chain.from_iterable(each)]
     # A number may be counted, and what another tool knows need not stand here.
@@ -284,6 +286,10 @@ def _function(subject: Subject, name: str, entry: Any) -> Iterator[Finding]:
     worlds = [one for one in names if one in subject.loaded.spec.resources and one not in inject]
     if lost := [one for one in worlds if hints.get(one, "") not in _TYPES]:
         yield subject.say("unread-parameter/resource", f"{path}.function", lost[0])
+    if (
+        told := [one for one in read_docstring(ast.get_docstring(node))[1] if one not in names]
+    ) and not node.args.kwarg:
+        yield subject.say("unread-parameter/of-docstring", f"{path}.function", told[0], ", ".join(names))
     tool = subject.tools.get(name)
     for argument, schema in (tool.parameters.get("properties", {}) if tool is not None else {}).items():
         kind = schema.get("type") if isinstance(schema, Mapping) else None

@@ -14,18 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from rlenv.checks.odd_parts import Told, cut_answers, empty_golds, told_by_tools, unmeasurable
-from rlenv.checks.odd_terms import long_episodes, told_otherwise
-from rlenv.checks.subject import (
-    PATTERNS,
-    ReadSplit,
-    Subject,
-    asked_by_success,
-    gold_answer,
-    gold_term,
-    opened_by,
-    step_in,
-    written,
-)
+from rlenv.checks.odd_terms import came_otherwise, long_episodes, told_otherwise
+from rlenv.checks.subject import PATTERNS, ReadSplit, Subject, gold_answer, gold_term, is_condition, step_at, written
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import Job, play
 from rlenv.errors import EpisodeError, Finding
@@ -45,7 +35,7 @@ _UNKNOWN: Final = "\u2026 not called by validation \u2026"
 _ROWS, _OTHERS = 16, 3
 """So many rows of each split the oracle plays, and so many of the first everything else."""
 _WITHIN_S: Final = 8.0
-_WRONG: Final = ("an empty message", "a refusal", f"the answer '{_NOISE}'", "the answer '{}'")
+_WRONG: Final = ("an empty message", "a refusal", f"the answer '{_NOISE}'", "the answer '{}'", "a long answer of noise")
 _WORK: Final = ("the oracle's work", "the answer of", "a list of")  # what begins with what the oracle does
 _WRITES: Final = re.compile(r"\.(?:unlink|rmdir|rename|touch|mkdir|write_\w+)\(|\bopen\([^)]*[\"'][wax+]")
 _FULL: Final = frozenset(
@@ -91,7 +81,11 @@ def check_played(subject: Subject) -> Iterator[Finding]:
         result = got.turns[0].results[0] if got.turns and got.turns[0].results else None
         if result is not None and result.is_error and result.whose != "infrastructure":
             yield subject.say("odd-example/fails", f"tools.{name}.example", result.text[:100])
-    yield from _again(subject, played)
+    for name, why in played.raised.items():
+        is_called = name in played.told and not subject.loaded.spec.oracle  # of an oracle's calls more is said
+        if is_called and (bug := PATTERNS.bug.match(why)) and (not bug[1] or bug[1] in str(subject.code)):
+            yield subject.say("broken-tool/any-call", f"tools.{subject.tools[name].entry or name}", why[:160], at="key")
+    yield from () if played.twice is None else came_otherwise(subject, *played.twice)
     if played.unpaid is not None:
         yield subject.say("gold-not-earned/any-column", "rewards", played.unpaid[1] + 1, played.unpaid[0], at="key")
     texts = [message.content for got in played.oracle.values() for message in got.messages]
@@ -162,7 +156,11 @@ async def _play(subject: Subject, played: TriedPlays) -> None:
                 elif (right := _right(subject, split, index, parts.tools)) is not None:
                     played.oracle[name, index] = await _once(environment, name, index, [right])
         name, split = next(iter(subject.splits.items()))
-        rows = range(min(len(split.rows), _OTHERS))
+        shown = dict[Any, int]()  # what rows ask for may be the same in the first ones
+        for index in range(min(len(split.rows), _ROWS)):
+            told = played.oracle.get((name, index))
+            shown.setdefault(index if told is None else tuple(turn.action for turn in told.turns), index)
+        rows = [*shown.values()][:_OTHERS]
         noise = written(subject, _NOISE, parts.tools)
         if spec.oracle and (name, 0) in played.oracle:
             played.twice = played.oracle[name, 0], await play(environment, environment.oracle(), Job(name, 0))
@@ -179,7 +177,7 @@ async def _play(subject: Subject, played: TriedPlays) -> None:
         golds = {index: played.oracle[name, index] for index in rows if (name, index) in played.oracle}
         answers = {index: one.answer for index, one in golds.items() if one.answer}
         compares = any(_compares(subject, name, one) for name, one in spec.rewards.items())
-        has_golds = any(kind_of("rewards", one).gold and one.usual_weight > 0 for one in spec.rewards.values())
+        has_golds = (term := gold_term(subject)) is not None and term.spec.usual_weight > 0
         for index, gold in golds.items():
             other = None if not compares else next((one for one in answers.values() if one != gold.answer), None)
             letter = gold.answer[:1] if compares and gold.answer and len(gold.answer) > 3 else None
@@ -197,7 +195,9 @@ async def _play(subject: Subject, played: TriedPlays) -> None:
                     kept[name, index] = await _once(environment, name, index, [*before, action])
 
 
-async def _call_tools(subject: Subject, environment: Environment, played: TriedPlays, name: str, rows: range) -> None:
+async def _call_tools(
+    subject: Subject, environment: Environment, played: TriedPlays, name: str, rows: Sequence[int]
+) -> None:
     """Calls each local tool by its example, and each Python function that changes nothing with arguments of chance."""
     spec, writes = subject.loaded.spec, _WRITES.search(subject.code or "") is not None
     for tool in environment.parts.tools.values():
@@ -227,7 +227,10 @@ async def _from_columns(
         actions = [action for text in texts if (action := written(subject, text, tools)) is not None]
         got = [await _once(environment, split, index, [action]) for action in actions]
         best = max(got, key=lambda one: one.reward.total or 0.0, default=None)
-        if best is not None and (best.reward.total or 0.0) > 0:
+        spec = subject.loaded.spec
+        paid = [key for key, one in spec.rewards.items() if one.usual_weight > 0 and is_own(one)]
+        is_right = best is not None and (spec.success is None or best.success)
+        if best is not None and is_right and all((value_of(best, key) or 0.0) > 0 for key in paid):
             played.oracle[split, index] = best
         elif got and not tools and subject.loaded.spec.user is None and any(map(PATTERNS.golden.fullmatch, row)):
             played.unpaid = played.unpaid or (split, index)
@@ -242,7 +245,7 @@ def _right(subject: Subject, split: ReadSplit, index: int, tools: Mapping[str, T
 
 def _compares(subject: Subject, name: str, spec: RewardSpec) -> bool:
     """True for a term that compares the answer; one that verifies may look at the state alone."""
-    if spec.usual_weight <= 0:
+    if spec.usual_weight <= 0 or is_condition(subject, name):
         return False
     if is_own(spec):
         return re.search(r"\.answer\b|\bfinal_text\b", subject.code or "") is not None
@@ -278,9 +281,9 @@ def _is_far(term: Term, far: set[str], *, is_asked: bool) -> bool:
 def _ways(subject: Subject, tools: Mapping[str, Tool]) -> Iterator[tuple[str, list[str | Message]]]:
     yield "an empty message", [""]
     yield "a refusal", ["I cannot answer that."]
-    for text in (_NOISE, "{}"):
+    for way, text in zip(_WRONG[2:], (_NOISE, "{}", f"{_NOISE} " * 400), strict=True):
         if (action := written(subject, text, tools)) is not None:
-            yield f"the answer '{text}'", [action]
+            yield way, [action]
 
 
 async def _once(environment: Environment, split: str, index: int, actions: Sequence[str | Message]) -> Trajectory:
@@ -293,14 +296,6 @@ async def _once(environment: Environment, split: str, index: int, actions: Seque
             return episode.trajectory if episode.is_ended else await episode.truncate("script")
         except EpisodeError as error:
             return episode.fail(error.reason, str(error))
-
-
-def _place(subject: Subject, tool: str = "") -> tuple[str | int, ...]:
-    steps = subject.loaded.spec.steps
-    for index, step in enumerate(steps):
-        if tool and (tool in str(step.call) or "{{" in str(step.call)):
-            return ("oracle", index, "call")
-    return ("oracle", len(steps) - 1, "say" if steps[-1].say is not None else "call") if steps else ("oracle",)
 
 
 def _oracles(subject: Subject, played: TriedPlays) -> Iterator[Finding]:
@@ -319,21 +314,21 @@ def _of_oracle(subject: Subject, played: TriedPlays, got: Trajectory, where: str
         raised = played.raised.get(result.name, "") if result.reason == "bug" else ""
         if result.is_error and (raised or result.whose != "infrastructure") and result.name != spec.answer.tool:
             why = f"{result.text[:100]}: {raised[:100]}" if raised else result.text[:100]
-            yield "wrong-oracle/call", _place(subject, result.name), (result.name, where, why)
+            yield "wrong-oracle/call", step_at(subject, result.name), (result.name, where, why)
             return
     broken = [term for term in got.reward.terms.values() if term.status == "invalid"]
     if got.failure is not None and (broken or got.failure.reason in ("policy", "resource")):
         is_policys = got.failure.reason == "policy"
         of_term = f"'{broken[0].name}' cannot be measured: {broken[0].error}" if broken and not is_policys else ""
         why = of_term or got.failure.message
-        yield "wrong-oracle/failed", step_in(why) or _place(subject), (got.failure.reason, where, why[:160])
+        yield "wrong-oracle/failed", step_at(subject, said=why), (got.failure.reason, where, why[:160])
     if got.failure is not None or any(_UNKNOWN in turn.action for turn in got.turns):
         return
     if got.truncated and not (got.success and got.reason == "turns"):  # an environment of one action ends so
-        yield "wrong-oracle/limit", _place(subject), (got.reason, where)
+        yield "wrong-oracle/limit", step_at(subject), (got.reason, where)
     if got.truncated or hasattr(spec.user, "roles"):  # who plays well against itself does not win every game
         return
-    asked, is_told = asked_by_success(subject), False
+    asked, is_told = subject.asked, False
     for name, term in got.reward.terms.items():
         reward, value = spec.rewards[name], term.value
         if value is None or reward.usual_weight <= 0:
@@ -344,9 +339,9 @@ def _of_oracle(subject: Subject, played: TriedPlays, got: Trajectory, where: str
         if value < (1 if getattr(reward, "rule", reward.kind) in _FULL else 1e-9) and not is_partial:
             shown = "no answer" if got.answer is None else f"the answer {got.answer[:40]!r}"
             what = "plays" if kind_of("rewards", reward).form else f"gives {shown} to"
-            yield "wrong-oracle/earns-less", _place(subject), (name, what, where, value)
+            yield "wrong-oracle/earns-less", step_at(subject), (name, what, where, value)
             is_told |= name in asked  # which is why it is no success
-    if got.success is False and not is_told and asked and not played.unknown.intersection(opened_by(subject, asked)):
+    if got.success is False and not is_told and asked and not played.unknown.intersection(subject.gates()):
         below = [name for name in asked if (value := got.reward.terms[name].value) is not None and value < 1]
         if spec.success is None and below:
             full = next((name for name in asked if name not in below), below[0])
@@ -368,29 +363,14 @@ def _unread_golds(subject: Subject, played: TriedPlays) -> Iterator[Finding]:
             yield subject.document.fault(f"rewards.{name}", told[0][:200], "mend the rows", at="key")
 
 
-def _again(subject: Subject, played: TriedPlays) -> Iterator[Finding]:
-    """An episode that was played twice with one seed, and came out otherwise."""
-    if played.twice is None:
-        return
-    first, second = played.twice
-    for name, term in first.reward.terms.items():
-        other = second.reward.terms[name]
-        is_same = (term.value, term.status) == (other.value, other.status)
-        if subject.loaded.spec.rewards[name].kind != "tests" and not is_same:
-            yield subject.say("unsteady/reward", f"rewards.{name}", term.value, other.value, name, at="key")
-            return
-    told = [[result.text for turn in one.turns for result in turn.results] for one in (first, second)]
-    if told[0] != told[1]:
-        yield subject.say("unsteady/results", "tools", at="key")
-
-
 def _worth(subject: Subject, played: TriedPlays) -> Iterator[Finding]:
     """The findings where no work earns as much as the oracle, and on terms that give everything the same."""
     spec = subject.loaded.spec
     known = not any(spec.rewards[name].usual_weight > 0 for name in played.unknown)
     # Where success is of the state alone, any answer after the right work is a success, and is meant to be.
-    asked = asked_by_success(subject)
+    asked = subject.asked
     decides = any(_compares(subject, name, spec.rewards[name]) for name in asked)
+    compares = any(_compares(subject, name, reward) for name, reward in spec.rewards.items())
     # A judge, which is not asked here, may refuse it; an expression is unknown then.
     is_told = spec.success is not None or not played.unknown.intersection(asked)
     judges = any(not kind_of("rewards", one).form for one in spec.rewards.values() if one.usual_weight > 0)
@@ -398,29 +378,48 @@ def _worth(subject: Subject, played: TriedPlays) -> Iterator[Finding]:
         pairs = [(played.oracle[key], one) for key, one in got.items() if key in played.oracle]
         totals = [(gold.reward.total, one.reward.total) for gold, one in pairs]
         as_much = [(a, b) for a, b in totals if a is not None and b is not None and b >= a]
-        if known and as_much and (len(as_much) == len(totals) or (way in _WRONG and as_much[0][0] > 0)):
+        # Not to call anything may be right on some rows; an answer that is compared is not.
+        if known and as_much and (len(as_much) == len(totals) or (compares and way in _WRONG and as_much[0][0] > 0)):
             yield subject.say("paid-for-nothing/way", "rewards", way, as_much[0][1], as_much[0][0], at="key")
             return
-        if got and is_told and (decides or not way.startswith(_WORK)) and all(one.success for one in got.values()):
+        # A list has some of what a measure by shares asks for.
+        is_wrong = (decides or not way.startswith(_WORK)) and not way.startswith(_WORK[-1])
+        if got and is_told and is_wrong and all(one.success for one in got.values()):
             place = "success" if spec.success is not None else "rewards"
             names = [name for name in asked if all(value_of(one, name) for one in got.values())]
             why = f": '{names[0]}' holds for it" if names else ""
             yield subject.say("free-success/way", place, way, why)
             return
-    for name, reward in spec.rewards.items():
-        if name in played.unknown or kind_of("rewards", reward).form or not played.oracle or reward.when == "turn":
+    every = [pair for way in (played.oracle, *played.ways.values()) for pair in way.items()]
+    called = not spec.tools or any(turn.results for got in played.oracle.values() for turn in got.turns)
+    ranked = {getattr(one, "of", "") for one in spec.rewards.values() if one.kind == "group"}
+    for name, reward in spec.rewards.items() if played.oracle else ():
+        found = [(key, got.reward.terms[name]) for key, got in every if name in got.reward.terms]
+        if name in played.unknown or reward.kind == "group":
+            continue
+        is_idle = found and called and reward.usual_weight and not reward.gate
+        if is_idle and all(term.status == "skipped" for _, term in found):
+            yield subject.say("never-pays/unmeasured", f"rewards.{name}", name, at="key")
+        if reward.when == "turn":
             continue
         golds = [value_of(one, name) for one in played.oracle.values()]
         others = [value_of(one, name) for got in played.ways.values() for one in got.values()]
         measured = [value for value in others if value is not None]
-        values = {value for value in golds if value is not None} | {*measured}
+        of_rows = [{term.value for at, term in found if at == key} - {None} for key in {at for at, _ in found}]
         # A reward for what none of them breaks, and a penalty for what none of them does, may well be constant.
-        is_kept = values == {1.0 if reward.usual_weight > 0 else 0.0}
-        if len(values) == 1 and len(measured) > 2 and reward.usual_weight and not is_kept:
-            yield subject.say("constant-term/of-plays", f"rewards.{name}", name, values.pop(), at="key")
-        highest = max((value for value in golds if value is not None), default=None)
-        if reward.usual_weight > 0 and highest is not None and measured and highest < (least := min(measured)):
+        is_kept = set[Any]().union(*of_rows) == {1.0 if reward.usual_weight > 0 else 0.0}
+        is_same = len(measured) > 2 and all(len(values) < 2 for values in of_rows) and not is_kept
+        if is_same and (name in ranked or (reward.usual_weight and not kind_of("rewards", reward).form)):
+            yield subject.say("constant-term/of-plays", f"rewards.{name}", name, measured[0], at="key")
+        # What a gate keeps from right answers pays them nothing. A long answer may be wrong by its length too.
+        highest = max((value or 0.0 for value in golds if value is not None or reward.gate), default=None)
+        ways = [got for way, got in played.ways.items() if way != _WRONG[-1]]
+        given = [value for got in ways for one in got.values() if (value := value_of(one, name)) is not None]
+        least = min(given, default=0.0)
+        if reward.usual_weight > 0 and highest is not None and highest < least:
             yield subject.say("paid-for-nothing/term", f"rewards.{name}", name, highest, least, at="key")
+        elif least > 0 and _compares(subject, name, reward) and not is_own(reward):
+            yield subject.say("paid-for-nothing/each", f"rewards.{name}", name, least, highest or 0, at="key")
 
 
 def _unearned(subject: Subject, played: TriedPlays) -> Iterator[Finding]:
@@ -438,3 +437,11 @@ def _unearned(subject: Subject, played: TriedPlays) -> Iterator[Finding]:
             key = "value" if at.count(".") > 1 else "key"
             yield subject.say("gold-not-earned/of-row", at, index + 1, split, value, read, at=key)
             return
+        if term is not None and value == 1 and got.success is False and subject.asked == [term.name]:
+            yield subject.say("wrong-success/of-gold", "success", index + 1, split)
+            return
+    whole = term is not None and getattr(term.spec, "rule", "") in ("exact_match", "f1", "json_match", "numeric_match")
+    for name, spec in subject.loaded.spec.rewards.items() if whole and len(played.oracle) > 1 else ():
+        values = {value_of(got, name) for got in played.oracle.values()}
+        if getattr(spec, "of", "") == "answer" and spec.usual_weight > 0 and values == {0.0}:
+            yield subject.say("gold-not-earned/of-term", f"rewards.{name}", name, len(played.oracle), at="key")

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from rlenv._base.text import did_you_mean, nearest, strings_in
 from rlenv.checks.odd_rows import RenderedPrompts, asked_of
-from rlenv.checks.subject import PATTERNS, WORDS, Subject, demands, fixed_text, gold_columns, prompt_texts
+from rlenv.checks.subject import PATTERNS, WORDS, Subject, all_golds, demands, fixed_text, gold_columns, prompt_texts
 from rlenv.episodes.compile import messages_of
 from rlenv.errors import EpisodeError, Finding, RlenvError, UsageError
 from rlenv.language.kinds import gold_in, kind_of
@@ -150,7 +150,7 @@ def _marks(subject: Subject, text: str) -> Iterator[Finding]:
     if "<think>" in fixed and not dialect.parse("<think>zq</think>x", parts.tools).thinking:
         yield subject.say("think-marks/not-read", "prompt", name, at="key")
     own = dialect.render_action(Message("assistant", "", (ToolCall("zq", {}),)))
-    for mark in ("<tool_call>", "<function_call>", "[TOOL_CALLS]", "<|python_tag|>", "<function=", '"arguments"'):
+    for mark in WORDS["marks"]:
         if mark in fixed and mark not in own:
             yield subject.say("call-marks/other-dialect", "prompt", mark, name, at="key")
     for key in ("system", "user"):
@@ -214,11 +214,14 @@ def _promises(subject: Subject) -> Iterator[Finding]:
         "limits.turns": max(limits.turns, calls if subject.loaded.spec.user is None else 0) if is_long else math.inf,
         "limits.episode_s": limits.episode_s,
     }
+    searches = {f"tools.{name}.top_k": one for name, one in subject.loaded.spec.tools.items() if one.kind == "search"}
+    most |= {place: getattr(one, "top_k", math.inf) for place, one in [*searches.items()][:1]}
     for pattern, key, size in WORDS["promises"]:
         for found in re.finditer(rf"(?i)\b{pattern}".replace("{N}", rf"(\d+|{'|'.join(_NUMBERS)})"), text):
             count = int(found[1]) if found[1].isdecimal() else 2 + _NUMBERS.index(found[1].lower())
-            if count * size > most[key]:
-                yield subject.say("limits/promise", key, found[0], key)
+            place = key if key in most else next(iter(searches), "")
+            if place and count * size > most[place]:
+                yield subject.say("limits/promise", place, found[0], place)
                 break
     lengths = [int(found[1]) for found in re.finditer(r"\b(\d+)[- ]words?\b", text)]
     for name, reward in subject.loaded.spec.rewards.items():
@@ -242,6 +245,12 @@ def _conflicts(subject: Subject) -> Iterator[Finding]:
         "one-call": tools and subject.limits.calls_per_turn == 1,
         "whole": spec.answer.from_ == "final_message" and rules & {"exact_match", "numeric_match", "math_equal"},
         "ordered": any(getattr(one, "order", None) is True for one in spec.rewards.values()),
+        "any-of": any(
+            getattr(one.spec, "mode", "") == "any"
+            and kind_of("rewards", one.spec).several
+            and not any(all_golds(subject, one, split)[0] for split in subject.splits.values())
+            for one in subject.terms
+        ),
     }
     for key, fact, pattern in WORDS["conflicts"]:
         if facts[fact] and (found := [match for one in demands(subject) if (match := re.search(pattern, one))]):

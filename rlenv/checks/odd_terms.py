@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import correlation
 from typing import Any, Final
 
 from rlenv._base.text import strings_in
-from rlenv.checks.subject import (
-    PATTERNS,
-    WORDS,
-    ReadSplit,
-    Subject,
-    all_golds,
-    calls_in,
-    demands,
-    fixed_text,
-    gold_columns,
-    prompt_texts,
-)
+from rlenv.checks.subject import PATTERNS, WORDS, ReadSplit, Subject, all_golds, demands, fixed_text
 from rlenv.errors import Finding
 from rlenv.language.expressions import compile_expression
 from rlenv.language.kinds import gold_in, gold_key, is_own, kind_of
@@ -51,7 +41,6 @@ def check_terms(subject: Subject) -> Iterator[Finding]:
         path = f"rewards.{name}"
         yield from _unread(subject, path, reward)
     yield from _together(subject)
-    yield from _shown_gold(subject)
     spec = subject.loaded.spec
     if spec.oracle is None and spec.tools:
         yield subject.say("no-oracle/with-tools", "tools", at="key")
@@ -72,6 +61,13 @@ def _golds(subject: Subject, path: str, term: Term, split: ReadSplit) -> Iterato
     values, at = all_golds(subject, term, split), subject.gold_at(term)
     key = "value" if at != path else "key"
     yield from _taken_apart(subject, at, str(gold_in(term.spec)), split)
+    for rules, form, what in WORDS["dumped"]:
+        if (
+            getattr(term.spec, "rule", "") in rules
+            and values
+            and all(re.fullmatch(form, gold or "") for gold in values)
+        ):
+            yield subject.say("odd-gold/dumped", at, what, str(values[0])[:40], at=key)
     empty = next((index for index, gold in enumerate(values) if gold is not None and not gold.strip()), None)
     if empty is not None:
         yield subject.say("empty-gold/of-row", at, empty + 1, split.name, at=key)
@@ -156,8 +152,6 @@ def _entry(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     gate = compile_expression(spec.gate or "1 > 0", names=subject.loaded.spec.rewards, by_row=True)
     if gate.names and spec.usual_weight < 0 and path.partition(".")[2] in forbids:
         yield subject.say("wrong-gate/of-success", f"{path}.gate", spec.gate)
-    if spec.clip is not None and spec.usual_weight > 0 and 0 < spec.clip[0] < 1 and kind_of("rewards", spec).gold:
-        yield subject.say("paid-for-nothing/clip", f"{path}.clip", spec.clip[0], spec.clip[1])
 
 
 def _is_form(spec: RewardSpec) -> bool:
@@ -263,6 +257,7 @@ def _together(subject: Subject) -> Iterator[Finding]:
     of_form = [name for name, one in spec.rewards.items() if one.kind == "rule" and rules[name] != "answered"]
     if is_asked and forms.intersection(of_form) == {*spec.rewards}:
         yield subject.say("unread-answer/by-any", "answer", at="key")
+    yield from _exclusive(subject, paid)
     highest = max((abs(reward.usual_weight) for reward in spec.rewards.values()), default=0.0)
     for name, reward in spec.rewards.items():
         if 0 < abs(reward.usual_weight) < highest / 1_000 and not isinstance(reward.weight, str):
@@ -284,40 +279,29 @@ def _together(subject: Subject) -> Iterator[Finding]:
             yield subject.say("only-form/more", f"rewards.{some[0]}.weight", what, ", ".join(some), ", ".join(others))
 
 
+def _exclusive(subject: Subject, paid: Sequence[str]) -> Iterator[Finding]:
+    """Terms of which one pays just where another does not; steps of a scale are paid otherwise than each other."""
+    spans: dict[Any, list[tuple[str, float, float, float]]] = {}
+    for name in [name for name in paid if subject.loaded.spec.rewards[name].gate is None]:
+        spec: Any = subject.loaded.spec.rewards[name]
+        rule, is_call = getattr(spec, "rule", ""), getattr(spec, "rule", "") == "tool_called"
+        if rule not in ("tool_called", "tool_call_count", "turn_count", "length"):
+            continue
+        of = "calls" if "call" in rule else (rule, getattr(spec, "of", ""), getattr(spec, "unit", ""))
+        least = is_call if spec.min is None else spec.min
+        most = math.inf if spec.max is None or is_call else spec.max  # others may be called too
+        for other, low, high, weight in (others := spans.setdefault(of, [])):
+            if (least > high or most < low) and (of == "calls" or weight == spec.usual_weight):
+                yield subject.say("never-pays/beside", f"rewards.{name}", name, other, at="key")
+        others.append((name, least, most, spec.usual_weight))
+
+
 def _is_of_right(rewards: Mapping[str, RewardSpec], name: str, gold: Sequence[str]) -> bool:
     """True for a term whose gate is closed where no term that tells right from wrong pays anything."""
     if (gate := rewards[name].gate) is None:
         return False
     expression = compile_expression(gate, names=rewards, by_row=True)
     return not expression({one: float(one not in gold) for one in expression.names})
-
-
-def _shown_gold(subject: Subject) -> Iterator[Finding]:
-    """Right answers in what the policy reads: the column that a term compares with, and the work behind it."""
-    spec, prompt = subject.loaded.spec, prompt_texts(subject.loaded.spec.prompt)
-    read = [*prompt]
-    for place in (("observation", "template"), ("user", "cues"), ("user", "replies")):
-        read += strings_in(subject.document.get(place), place)
-    # What a gold call is given has to be told.
-    golds = {column: name for name, reward in spec.rewards.items() for column in gold_columns(reward)
-             if not kind_of("rewards", reward).of_calls or isinstance(gold_in(reward), str)}  # fmt: skip
-    # What shows nothing else of the row is to be copied.
-    is_all = {column for _, text in prompt for column in re.findall(r"\btask\.(\w+)", text)} <= {*golds}
-    echoed = [column for _, text in prompt for column in PATTERNS.plainly.findall(text) if column in golds]
-    if is_all and echoed and not PATTERNS.echo.search(fixed_text(subject)):
-        yield subject.say("gold-in-prompt/echo", f"rewards.{golds[echoed[0]]}", echoed[0], at="key")
-    for path, text in read:
-        shown = [column for column in PATTERNS.plainly.findall(text) if column in golds]
-        if shown and not (is_all and path[0] == "prompt"):
-            column = shown[0]
-            yield subject.say("gold-in-prompt/column", path, column, golds[column], find=f"task.{column}")
-            return
-    for index, step in enumerate(spec.steps):
-        for _, tool, given in calls_in(step):
-            made, told = subject.tools.get(tool), set(re.findall(r"\btask\.(\w+)", str(given)))
-            if made is not None and made.kind in ("calculator", "search") and (lost := sorted(told & {*golds})):
-                yield subject.say("wrong-oracle/given-gold", ("oracle", index, "call"), lost[0])
-                return
 
 
 def _unread(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
@@ -437,3 +421,16 @@ def told_otherwise(subject: Subject, oracle: Mapping[tuple[str, int], Trajectory
     follows = is_finite and len({*told}) > 1 < len({*said}) and abs(correlation(told, said)) > 0.99
     if len(pairs) > 1 and (not follows or not number(pairs[0][2])):
         yield subject.say("wrong-oracle/otherwise", f"tools.{pairs[0][0]}", *pairs[0][1:], at="key")
+
+
+def came_otherwise(subject: Subject, first: Trajectory, second: Trajectory) -> Iterator[Finding]:
+    """An episode that was played twice with one seed, and came out otherwise."""
+    for name, term in first.reward.terms.items():
+        other = second.reward.terms[name]
+        is_same = (term.value, term.status) == (other.value, other.status)
+        if subject.loaded.spec.rewards[name].kind != "tests" and not is_same:
+            yield subject.say("unsteady/reward", f"rewards.{name}", term.value, other.value, name, at="key")
+            return
+    told = [[result.text for turn in one.turns for result in turn.results] for one in (first, second)]
+    if told[0] != told[1]:
+        yield subject.say("unsteady/results", "tools", at="key")

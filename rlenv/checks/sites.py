@@ -9,13 +9,23 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rlenv._base.text import did_you_mean, nearest, strings_in
-from rlenv.checks.subject import PATTERNS, ReadSplit, Subject, gold_columns, prompt_texts
+from rlenv.checks.subject import (
+    PATTERNS,
+    ReadSplit,
+    Subject,
+    calls_in,
+    fixed_text,
+    gold_columns,
+    is_condition,
+    prompt_texts,
+)
 from rlenv.errors import Finding
 from rlenv.language.expressions import expected_of, open_on
-from rlenv.language.kinds import gold_key, kind_of
+from rlenv.language.kinds import gold_in, gold_key, kind_of
 from rlenv.language.spec import Spec
 from rlenv.language.templates import Template, TemplateError, UnfitTemplate, template_of
 from rlenv.language.type_faults import found as named
+from rlenv.rewards.answer import compile_pattern
 from rlenv.secrets import LITERAL, names_in
 
 _MARK = re.compile(r"\{\{|\{%")
@@ -392,3 +402,42 @@ def check_braces(subject: Subject) -> Iterator[Finding]:
                 whole = found[1] if "." in found[1] else f"task.{found[1]}"
                 yield subject.say("single-braces/name", path, found[0].strip(), whole, find=found[0])
                 break
+
+
+def check_shown(subject: Subject) -> Iterator[Finding]:
+    """Warnings of right answers in what the policy reads, and in what a search is given."""
+    spec, prompt = subject.loaded.spec, prompt_texts(subject.loaded.spec.prompt)
+    read = [*prompt]
+    for place in (("observation", "template"), ("user", "cues"), ("user", "replies")):
+        read += strings_in(subject.document.get(place), place)
+    # What a gold call is given has to be told.
+    golds = {column: name for name, reward in spec.rewards.items() for column in gold_columns(reward)
+             if not is_condition(subject, name)
+             and (not kind_of("rewards", reward).of_calls or isinstance(gold_in(reward), str))}  # fmt: skip
+    # What shows nothing else of the row is to be copied.
+    is_all = {column for _, text in prompt for column in re.findall(r"\btask\.(\w+)", text)} <= {*golds}
+    echoed = [column for _, text in prompt for column in PATTERNS.plainly.findall(text) if column in golds]
+    if is_all and echoed and not PATTERNS.echo.search(fixed_text(subject)):
+        yield subject.say("gold-in-prompt/echo", f"rewards.{golds[echoed[0]]}", echoed[0], at="key")
+    for path, text in read:
+        shown = [column for column in PATTERNS.plainly.findall(text) if column in golds]
+        if shown and not (is_all and path[0] == "prompt") and not _is_asked(subject, path):
+            column = shown[0]
+            yield subject.say("gold-in-prompt/column", path, column, golds[column], find=f"task.{column}")
+            return
+    for index, step in enumerate(spec.steps):
+        for _, tool, given in calls_in(step):
+            made, told = subject.tools.get(tool), set(re.findall(r"\btask\.(\w+)", str(given)))
+            if made is not None and made.kind in ("calculator", "search") and (lost := sorted(told & {*golds})):
+                yield subject.say("wrong-oracle/given-gold", ("oracle", index, "call"), lost[0])
+                return
+
+
+def _is_asked(subject: Subject, path: Sequence[str | int]) -> bool:
+    """True for what a scripted user tells whom the oracle asks for it, or who is shown nothing of the row else."""
+    user: Any = subject.loaded.spec.user
+    said = [step.say for step in subject.loaded.spec.steps if step.say]
+    if path[0] != "user" or not PATTERNS.reads_task.search(str(prompt_texts(subject.loaded.spec.prompt))):
+        return path[0] == "user"
+    cue = compile_pattern(user.cues[path[2]].pattern, ignore_case=True) if path[1] == "cues" else None
+    return cue is not None and (not said or any(cue.search(text) for text in said))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import re
 import tomllib
@@ -23,7 +24,7 @@ from rlenv.errors import EpisodeError, Finding, RlenvError, SpecError, UsageErro
 from rlenv.language.document import SourceDocument
 from rlenv.language.expressions import EpisodeLimits, RowLimits, compile_expression, open_on
 from rlenv.language.functions import failure
-from rlenv.language.kinds import gold_in, gold_key
+from rlenv.language.kinds import gold_in, gold_key, kind_of
 from rlenv.language.loader import LoadedSpec
 from rlenv.language.spec import AnswerSpec, LimitsSpec, OracleStep, PromptSpec, RewardSpec
 from rlenv.language.templates import TemplateError, compile_template, compile_value
@@ -149,6 +150,23 @@ class Subject:
         """The reward terms that compile."""
         return self.compiled.terms
 
+    @property
+    def asked(self) -> list[str]:
+        """The names of the terms that decide on success."""
+        rewards, success = self.loaded.spec.rewards, self.loaded.spec.success
+        if success is None:
+            return [name for name, one in rewards.items() if one.usual_weight > 0 and one.required]
+        return list(compile_expression(success, names=rewards).names)
+
+    def gates(self) -> list[str]:
+        """The terms that decide on success, and all that open their gates."""
+        rewards, reads = self.loaded.spec.rewards, self.asked
+        for name in reads:  # which grows: a gate may read a term with a gate
+            gate = rewards[name].gate
+            names = compile_expression(gate, names=rewards, by_row=True).names if gate else ()
+            reads += [other for other in names if other in rewards and other not in reads]
+        return reads
+
     def gold_at(self, term: Term) -> str:
         """Where what a term compares with is written: its entry where it stands by default."""
         at = f"rewards.{term.name}.{gold_key(term.spec)}"
@@ -226,7 +244,21 @@ def all_golds(subject: Subject, term: Term, split: ReadSplit) -> Sequence[str | 
 
 
 def has_gold(subject: Subject, term: Term) -> bool:
-    return bool(gold_in(term.spec)) and "resources" not in str(subject.document.get(f"rewards.{term.name}"))
+    is_of_row = bool(gold_in(term.spec)) and "resources" not in str(subject.document.get(f"rewards.{term.name}"))
+    return is_of_row and not is_condition(subject, term.name)
+
+
+def is_condition(subject: Subject, name: str) -> bool:
+    """True for words that a text has to hold, and that nobody has to find: they are all that the prompt shows of a row,
+    each is asked for, or success or a greater weight is another term's."""
+    spec, term = subject.loaded.spec, subject.loaded.spec.rewards[name]
+    others = [one for one in spec.rewards.values() if kind_of("rewards", one).form != "all" and one is not term]
+    is_asked = spec.success is None or name in subject.asked
+    is_lesser = any(one.usual_weight > term.usual_weight for one in others)
+    is_beside = bool(others) and (is_lesser or not is_asked)
+    shown = {column for _, text in prompt_texts(spec.prompt) for column in re.findall(r"\btask\.(\w+)", text)}
+    is_given = bool(shown) and shown <= {*gold_columns(term)}
+    return getattr(term, "rule", "") == "contains" and (getattr(term, "mode", "") == "all" or is_beside or is_given)
 
 
 def gold_of(subject: Subject, term: Term, row: Mapping[str, Any]) -> str | None:
@@ -238,6 +270,8 @@ def gold_of(subject: Subject, term: Term, row: Mapping[str, Any]) -> str | None:
         value = fill(task=row, vars=subject.loaded.spec.vars) if is_open else None
     except (TemplateError, TypeError, RlenvError):
         return None
+    if isinstance(value, (list, Mapping)) and getattr(term.spec, "rule", "") == "json_match":
+        return json.dumps(value, ensure_ascii=False, default=str)
     return None if isinstance(value, bool) or not isinstance(value, (str, int, float)) else str(value)
 
 
@@ -274,7 +308,10 @@ def fixed_text(subject: Subject) -> str:
 
 def demands(subject: Subject) -> list[str]:
     """The sentences of the fixed text that hold for every task, and forbid nothing; none that nobody would read."""
-    sentences = re.split(r"(?<=[.!?;。])\s+|\n", PATTERNS.such_as.sub("", fixed_text(subject)))
+    said = PATTERNS.such_as.sub("", fixed_text(subject))
+    if re.search(r">,? or <", said):  # a choice of whole answers is one of words
+        said = re.sub(r"<(\w+)>([\w -]{1,40})</\1>", r'"\2"', said)
+    sentences = re.split(r"(?<=[.!?;。])\s+|\n", said)
     return [one for one in sentences if len(one) <= MOST_READ and not PATTERNS.partly.search(one)]
 
 
@@ -319,10 +356,15 @@ def _fitting(spec: AnswerSpec, text: str) -> str | None:
     return message if message and extract(spec, ParsedAction(message)) is not None else None
 
 
-def step_in(message: str) -> tuple[str | int, ...]:
-    """The place of the step that a failure of the oracle's names; () where it names none."""
-    named = re.match(r"oracle\.(\d+)(?:\.(expect))?:", message)
-    return ("oracle", int(named[1]), *filter(None, (named[2],))) if named is not None else ()
+def step_at(subject: Subject, tool: str = "", *, said: str = "") -> tuple[str | int, ...]:
+    """The place of the oracle's step that a failure names, or that calls a tool; else that of its last words."""
+    steps = subject.loaded.spec.steps
+    if (named := re.match(r"oracle\.(\d+)(?:\.(expect))?:", said)) is not None:
+        return ("oracle", int(named[1]), *filter(None, (named[2],)))
+    for index, step in enumerate(steps):
+        if tool and (tool in str(step.call) or "{{" in str(step.call)):
+            return ("oracle", index, "call")
+    return ("oracle", len(steps) - 1, "say" if steps[-1].say is not None else "call") if steps else ("oracle",)
 
 
 def subject_of(loaded: LoadedSpec, *, lost: Iterable[str] = ()) -> Subject:
@@ -381,21 +423,3 @@ def _read_split(subject: Subject, name: str) -> None:
     if rows:
         is_whole = not tasks.is_endless and len(rows) == len(tasks)
         subject.splits[name] = ReadSplit(name, rows, columns, is_whole)
-
-
-def asked_by_success(subject: Subject) -> list[str]:
-    """The names of the terms that decide on success."""
-    spec = subject.loaded.spec
-    if spec.success is None:
-        return [name for name, one in spec.rewards.items() if one.usual_weight > 0 and one.required]
-    return list(compile_expression(spec.success, names=spec.rewards).names)
-
-
-def opened_by(subject: Subject, asked: Sequence[str]) -> list[str]:
-    """These terms, and all that open their gates."""
-    rewards, reads = subject.loaded.spec.rewards, list(asked)
-    for name in reads:  # which grows: a gate may read a term with a gate
-        gate = rewards[name].gate
-        names = compile_expression(gate, names=rewards, by_row=True).names if gate else ()
-        reads += [other for other in names if other in rewards and other not in reads]
-    return reads

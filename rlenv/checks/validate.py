@@ -17,7 +17,7 @@ from rlenv.checks.odd_rows import check_rows
 from rlenv.checks.odd_terms import check_terms
 from rlenv.checks.oracle import check_gold, check_oracle
 from rlenv.checks.reader import check_meaning
-from rlenv.checks.sites import check_braces, check_filled, check_templates
+from rlenv.checks.sites import check_braces, check_filled, check_shown, check_templates
 from rlenv.checks.subject import Subject, subject_of
 from rlenv.checks.surface import check_dialect, check_rewards, check_scorers, check_surface
 from rlenv.endpoints import Endpoint
@@ -44,6 +44,7 @@ _ODDITIES: tuple[Callable[[Subject], Iterator[Finding]], ...] = (
     check_rows,
     check_prompts,
     check_braces,
+    check_shown,
     check_parts,
     check_code,
     check_stores,

@@ -132,6 +132,29 @@ def told(context):
     return float(context.answer == str(context.task["number"]))
 
 
+def opens(name: str) -> str:
+    "Finds a room."
+    return open("/nowhere/rooms.json").read()
+
+
+def documented(name: str) -> str:
+    \"\"\"Finds a room.
+
+    Args:
+        quarter: where it is
+    \"\"\"
+    return name
+
+
+def polite(context):
+    return float("please" in (context.answer or ""))
+
+
+def grows(context):
+    is_right = context.task["answer"] in (context.answer or "")
+    return is_right + len(context.answer or "") / 50
+
+
 def kind(context):
     try:
         return float(context.answer == context.task["answer"])
@@ -607,6 +630,69 @@ added("wrong-oracle", [], [
     {**SEARCH, **rows(answer=["right", "false", "false"]), "prompt": CLAIM,
      "oracle": [{"call": {"search": {"query": "Lima"}}}, *SAY]},
 ])  # fmt: skip
+
+# What is played: a right answer, wrong ones, a long one, and calls of chance; what terms give then.
+ALONE = {"success": "right >= 1", "oracle": None}
+CHECKED = {**beside(rule="length", of="answer", unit="words", min=9), **ALONE}
+LONG = {"rewards": {"own": {"kind": "rule", "function": "tools.py:grows"}}, "oracle": None}
+LEVELLED = {"kind": "rule", "rule": "value", "value": "{{ task.level }}", "weight": 0}
+RANKED = {"right": EXACT, "level": LEVELLED, "rank": {"kind": "group", "of": "level", "by": "rank", "weight": 0.1}}
+FORM = {"rewards": {"right": EXACT, "calls": {"kind": "rule", "rule": "valid_calls", "weight": 0.1}}, **ALONE}
+added("gold-not-earned", [CHECKED, {**rows(answer=[{"a": "1"}, {"a": "2"}]), **ALONE, "rewards": {
+      "right": {"kind": "rule", "rule": "json_match"}, "more": {"kind": "rule", "rule": "json_schema", "schema": {
+      "type": "object", "properties": {"a": {"type": "number"}}, "required": ["a"]}}}}],
+      [{**CHECKED, **rows(answer=["a " * 9, "b " * 9])}])  # fmt: skip
+added("paid-for-nothing", [LONG, {**beside(rule="length", max=90, gate="right < 1"), **ALONE}],
+      [FOLDED, {**beside(rule="length", max=90, gate="right >= 1"), **ALONE}])  # fmt: skip
+added("constant-term", [{**rows(level=[1, 2, 3]), **ALONE, "rewards": RANKED}],
+      [{**rows(level=[1, 2, 3]), **ALONE, "rewards": {"right": EXACT, "level": LEVELLED}}])  # fmt: skip
+SPANS: dict[str, Any] = {"right": EXACT,
+         "short": {"kind": "rule", "rule": "length", "of": "message", "max": 90, "weight": 0.1},
+         "long": {"kind": "rule", "rule": "length", "of": "message", "min": 91, "weight": 0.1}}  # fmt: skip
+added("never-pays", [FORM, {"rewards": SPANS, **ALONE}],
+      [{**FORM, **tool("find", {"name": "x"})},
+       {"rewards": {**SPANS, "long": SPANS["long"] | {"weight": 0.05}}, **ALONE}])  # fmt: skip
+added("broken-tool", [{**tool("opens"), "oracle": None}], [{**tool("find"), "oracle": None}])
+added("unread-parameter", [tool("documented")], [])
+# Forms of choices, calls and golds.
+added("odd-gold", [{**rows(answer=["YES", "NO"]), **system("Say <answer>yes</answer> or <answer>no</answer>.")},
+      rows(answer=["{'a': 1}", "{'a': 2}"])],
+      [{**rows(answer=["yes", "no"]), **system("Say <answer>yes</answer> or <answer>no</answer>.")}])  # fmt: skip
+added("call-marks", [{**system("Action: find, and Action Input: its name."), **tool("find")}],
+      [{**system("An action has an input."), **tool("find")}])  # fmt: skip
+FIVE = system("The search gives the five best passages.")
+added("limits", [{**FIVE, "tools": {"search": SEARCH["tools"]["search"] | {"top_k": 2}}}],
+      [{**FIVE, "tools": {"search": SEARCH["tools"]["search"] | {"top_k": 5}}}])  # fmt: skip
+# Words that a text has to hold are shown, and what a user is asked for is told.
+WORDS = {**rows(words=[["a", "b"], ["c", "d"]]), **FINAL, "oracle": None, "prompt": {
+         "user": "Write a sentence with all of these words: {{ task.words | join(', ') }}"}}  # fmt: skip
+HELD = rule("contains", of="message", expect="{{ task.words }}")
+added("other-rule", [{**WORDS, **HELD}], [{**WORDS, "rewards": {"right": HELD["rewards"]["right"] | {"mode": "all"}}}])
+TOLD = {"user": {"kind": "scripted", "cues": [{"pattern": "town", "say": "{{ task.answer }}."}], "replies": ["Hm."]}}
+added("gold-in-prompt", [{**TOLD, "oracle": [{"say": "Hello."}, *SAY]}],
+      [{**TOLD, "oracle": [{"say": "Which town?"}, *SAY]}, {**WORDS, **HELD}])  # fmt: skip
+JUDGED: dict[str, Any] = judge(RUBRIC)
+ASK = "The reference answer is: {{ task.question }} Is {{ answer }} equal to it?"
+added(
+    "odd-pair", [{**JUDGED, "rewards": {"right": EXACT, "good": JUDGED["rewards"]["good"] | {"prompt": ASK}}}], [JUDGED]
+)
+
+# What right does nothing on the first rows, shares of what is right, and values that a function of one's own gives.
+IDLE = [{"question": f"Why {number}?", "answer": town, "gold": []} for number, town in enumerate(TOWNS[:3])]
+LAST = {"question": "Where is it?", "answer": "Lima", "gold": [FIND]}
+CALLED = {**calls(FIND), "tasks": {"train": {"rows": [*IDLE, LAST]}}, "answer": {"from": "final_message"},
+          "rewards": {"right": {"kind": "rule", "rule": "calls_match", "expect": "{{ task.gold }}"}},
+          "oracle": [{"call": "{{ task.gold }}"}, {"say": "Done."}], "success": None}  # fmt: skip
+POLITE = {"rewards": {"own": {"kind": "rule", "function": "tools.py:polite"}, "name": {"kind": "rule", "weight": 0.5,
+          "rule": "contains", "expect": "{{ task.answer }}"}}, "oracle": None}  # fmt: skip
+SHARED = {**rule("f1"), "success": "right >= 0.5", "oracle": None}
+added("paid-for-nothing", [{**CALLED, "tasks": {"train": {"rows": IDLE}}}], [CALLED])
+added("constant-term", [], [POLITE])
+added("free-success", [], [SHARED])
+added("wrong-success", [{**SHARED, "success": "right == 0.5"}], [SHARED])
+added("odd-gold", [{**rule("json_match"), **rows(answer=['"{\\"a\\": 1}"', '"{\\"a\\": 2}"']), "oracle": None},
+      {**rule("search_r1", expect="{{ task.answer }}"), **rows(answer=["['Lima']", "['Bern', 'Berne']"])}],
+      [{**rule("json_match"), **rows(answer=['{"a": 1}', '{"a": 2}']), "oracle": None}])  # fmt: skip
 
 CASES = [pytest.param(code, is_odd, index, marks=[pytest.mark.sandbox] if code == "odd-file" else [])
          for code, sides in RELATIONS.items()
