@@ -60,6 +60,14 @@ def test_a_judge_that_is_down_leaves_every_sample_unscored(tmp_path: Path) -> No
     assert all("the judge did not answer" in sample["why"]["reward"] for sample in log["samples"])
 
 
+@pytest.mark.parametrize("answer", ["writes on", "hangs"])
+def test_a_model_that_hangs_until_the_episodes_time_is_over_leaves_no_number(tmp_path: Path, answer: str) -> None:
+    spec = f"{HEAD}rewards: {{{RIGHT}}}\nlimits: {{episode_s: 2}}\n"
+    log = run(tmp_path, "cli", spec, [answer])
+    is_scored = answer == "writes on"
+    assert (log["means"]["reward"], log["unscored"]["reward"]) == ((0.0, 0) if is_scored else (None, 1)), log["out"]
+
+
 def test_each_player_is_shown_its_own_tools_and_the_log_has_those_messages_alone(tmp_path: Path) -> None:
     log = run(tmp_path, "mockllm", PLAYED, ["one", "two", "three", "four", "<answer>yes</answer>"] * 2)
     shown = {(prompt.partition(".")[0], *tools) for prompt, tools in log["shown"]}

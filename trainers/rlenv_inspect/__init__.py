@@ -9,6 +9,7 @@ sample, as everywhere in Inspect.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeVar
 
@@ -28,6 +29,8 @@ from rlenv.policies.base import PolicyContext
 from rlenv.tasks.rows import seed_of
 
 _CUT: Final = ("max_tokens", "model_length")
+_FEW_TOKENS: Final = 16  # the fewest that OpenAI's responses may have
+_FIRST_TOKEN_S: Final = 30.0
 _MOST_DEPTH: Final = 6
 """Schemas that refer to themselves are written out so deep."""
 _Made = TypeVar("_Made", bound=Callable[..., Any])
@@ -135,6 +138,7 @@ class _Policy:
     def __init__(self, state: TaskState | None, tools: Sequence[ToolInfo] = ()) -> None:
         self._state, self._tools = state, [*tools]
         self._said: dict[int, tuple[Message, models.ChatMessageAssistant]] = {}
+        self._shown: list[models.ChatMessage] = []
 
     def start(self, context: PolicyContext) -> _Policy:
         return _Policy(self._state, [_tool(schema["function"]) for schema in context.tools])
@@ -148,7 +152,7 @@ class _Policy:
         for index, message in enumerate(messages):
             kept = self._said.get(index)
             shown.append(kept[1] if kept is not None and kept[0] == message else _to_inspect(message))
-        state = self._state
+        self._shown, state = shown, self._state
         if state is not None:
             state.messages = shown
         output = await models.get_model().generate(shown, tools=self._tools)
@@ -157,6 +161,18 @@ class _Policy:
         said = _to_rlenv(output.message)
         self._said[len(messages)] = (said, output.message)
         return Sampled(said, "length" if output.stop_reason in _CUT else str(output.stop_reason))
+
+    async def late(self) -> str:
+        """What keeps the model from its first tokens, as a provider's limit of rate does; as `drive` asks."""
+        config = models.GenerateConfig(max_tokens=_FEW_TOKENS, max_retries=0)
+        try:
+            async with asyncio.timeout(_FIRST_TOKEN_S):
+                await models.get_model().generate(self._shown, tools=self._tools, config=config)
+        except LimitExceededError:
+            return ""
+        except Exception as error:  # the boundary: what a provider's library raises
+            return f"the model gives no first tokens ({type(error).__name__})"
+        return ""
 
 
 def _to_rlenv(message: models.ChatMessageAssistant) -> Message:

@@ -3,7 +3,8 @@
     inspect_run.py mockllm SPEC ANSWERS         # by inspect_ai.eval and Inspect's own mock
     inspect_run.py cli SPEC ANSWERS [OPTIONS]   # by the command, against an endpoint on loopback
 
-ANSWERS is JSON: the model's texts in order, an integer as the status of a refusal; null answers examples/first.
+ANSWERS is JSON: the model's texts in order, an integer as the status of a refusal; null answers examples/first. By the
+command `["hangs"]` gives no answer, and `["writes on"]` the first tokens of each.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from inspect_ai.log import EvalLog, read_eval_log
 from inspect_ai.model import ModelOutput, ModelUsage, get_model
 
 from rlenv.messages import Message, ToolCall
-from rlenv.testing.endpoint import FakeEndpoint, Reply
+from rlenv.testing.endpoint import FakeEndpoint, Reply, never
 
 WORK = {"eggs": "24 * 17", "left": "1000 - 3 * 215", "seconds": "(2 * 60 + 5) * 60"}
 
@@ -59,9 +61,16 @@ def asked(body: Mapping[str, Any]) -> str | Message:
     return said if isinstance(said, str) else Message("assistant", "", (ToolCall("calculate", said, id="c1"),))
 
 
+async def out_of_time(body: Mapping[str, Any], is_well: bool) -> str:
+    """What has no end, and of a server that is well its first tokens."""
+    is_short = any(body.get(name) == 16 for name in ("max_tokens", "max_completion_tokens"))
+    return "Yes" if is_well and is_short else str(await never())
+
+
 async def by_command(spec: str, answers: list[Any] | None, options: list[str]) -> tuple[int | None, str, list[Any]]:
     replies = [Reply(one, "no") if isinstance(one, int) else one for one in answers or ()]
-    async with FakeEndpoint(replies or asked) as server:
+    late = partial(out_of_time, is_well=answers == ["writes on"])
+    async with FakeEndpoint(late if answers in (["writes on"], ["hangs"]) else replies or asked) as server:
         command = [str(Path(sys.executable).parent / "inspect"), "eval", "rlenv/run", "-T", f"spec={spec}"]
         command += ["--model", "openai-api/fake/m", "--log-dir", "logs", "--display", "plain", "--max-retries", "0"]
         process = await asyncio.create_subprocess_exec(
