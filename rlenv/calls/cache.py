@@ -10,6 +10,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -175,8 +176,9 @@ class CallCache:
         else:
             store = self.store
         packed = await self.in_thread(store.get, key) if store.is_slow else store.get(key)
-        if packed is not None:
-            return unpack(packed), True
+        with suppress(ValueError, TypeError):  # what a file holds may be broken, and is written anew
+            if packed is not None:
+                return unpack(packed), True
         flight = self._flights.get(flight_key)
         if flight is not None and flight.get_loop() is asyncio.get_running_loop():
             return await self._follow(flight, until=until, run=run)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
@@ -363,6 +365,18 @@ def test_a_result_on_disk_outlives_the_process_that_made_it_and_not_the_tools_id
         one(fresh)
         fresh.close()
     assert len(body.calls) == 2
+
+
+@pytest.mark.parametrize("broken", [b"\0", b"[1,2]", b"{}", b"3", b""])
+def test_a_result_on_disk_that_cannot_be_read_is_had_anew(tmp_path: Path, broken: bytes) -> None:
+    body, path = Counting(), tmp_path / "kept.sqlite"
+    runner = under(fake_tool("t", body), cache=CacheSpec(scope="disk"), cache_path=path)
+    assert one(runner).text == "call 1"
+    with contextlib.closing(sqlite3.connect(path)) as file:
+        file.execute("UPDATE kept SET packed = ?", (broken,))
+        file.commit()
+    assert [one(runner).text for _ in range(2)] == ["call 2"] * 2
+    runner.close()
 
 
 # The breaker, the rate, shared places.
