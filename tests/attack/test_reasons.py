@@ -305,6 +305,13 @@ def test_code_that_was_lost_is_asked_again_for_the_calls_that_it_makes(reason: s
     assert verdict(alone, reward_context(turns=turns)) == 0.0
 
 
+def test_nobody_is_asked_where_the_number_is_the_same() -> None:
+    call = Answers()
+    term = compile_term(rule="tool_called", tool="tool", tools={"tool": TOOL})
+    assert verdict(term, reward_context(turns=episode(failed("late"), ok()), call=call)) == 1.0
+    assert call.asked == []
+
+
 def test_calls_that_code_made_are_calls() -> None:
     inside = replace(ok(), details={"called": {"other": {"ok": 900}}})
     assert verdict(compile_term(rule="tool_call_count", max=2), reward_context(turns=episode(inside))) == 0.0

@@ -186,23 +186,21 @@ def _tool_called(name: str, spec: ToolCalledSpec, context: TermCompileContext) -
     async def measure_async(context: RewardContext) -> Measured:
         found = sum(count for outcome, count in made(context) if outcome == "ok")
         lost = _lost(spec.tool, lost_calls(context, last_only=last_only), callers)
-        if not lost:
-            return measured(found)
         repeated, lost = _repeated(spec.tool, lost, context)
-        unsettled = list(lost)
         left, error = sum(_MOST_OF_CODE if one.tool in callers else 1 for one in lost), None
+        if not _differ(fits, found, left, repeated):
+            return measured(found, found + repeated)
+        unsettled = iter(lost)
         async for result in settling(lost, context=context, tools=asked):
-            one = unsettled.pop(0)
-            if not _differ(fits, found, left, repeated):
-                break
+            one = next(unsettled)
             if isinstance(result, RewardError):
                 error = error or result
                 continue
             left -= _MOST_OF_CODE if one.tool in callers else 1
             found += _well(result, spec.tool)
-        if _differ(fits, found, left, repeated):
-            raise error or RewardError(f"{left} calls of '{spec.tool}' failed by no fault of the policy's")
-        return measured(found, found + repeated)
+            if not _differ(fits, found, left, repeated):
+                return measured(found, found + repeated)
+        raise error or RewardError(f"{left} calls of '{spec.tool}' failed by no fault of the policy's")
 
     return Term(name=name, spec=spec, measure_async=measure_async, where=where)
 
