@@ -350,6 +350,7 @@ Whose = Literal["policy", "infrastructure", "unclear"]
 WHOSE: Final[Mapping[str, Whose]] = MappingProxyType(
     {
         "failed": "policy",  # the tool says that this call cannot be done as it is written
+        "refused": "policy",  # so does a server, and may say it of every call: see `rlenv.rewards.outages.may_be_lost`
         "timeout": "policy",  # its own work used up its time: processor time was measured, or the tool counted
         "memory": "policy",  # its own work used up its memory
         "too_large": "policy",  # it asked for more than may be kept

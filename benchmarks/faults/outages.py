@@ -2,11 +2,13 @@
 
     python benchmarks/faults/outages.py [--episodes 10000] [--only http,stdio] [--modes once,fell] [--at-once 32]
 
-Each transport is played in three modes: `once`, where each call fails the first time that it is asked, by chance,
+Each transport is played in these modes: `once`, where each call fails the first time that it is asked, by chance,
 and goes well afterwards; `fell`, where every eighth episode's call, and its answer, fells the server with the calls
-of others in flight; and `chance`, where any request fails by a coin of 10 to 90 %. A valid number that differs from
-the one that a server which is well gives is wrong, but for that of whoever fells the server. Exit code 1 where
-there is one, or where one who fells the server is masked. What is left invalid is counted beside.
+of others in flight; and `chance`, where any request fails by a coin of 10 to 90 %. Servers of HTTP also `refuse`: now
+and then they answer all requests for up to a second as if the caller were at fault, and every eighth episode asks for
+what there is not. A valid number that differs from the one that a server which is well gives is wrong, but for that of
+an eighth episode. Exit code 1 where there is one, or where one who fells the server is masked. What is left invalid is
+counted beside.
 
 `work` is a tool of each kind that may be lost with something outside of rlenv; `code` calls it from a piece of code. Of
 `command` a request that fails is a program that kills itself, of `thread` one that says that it is down. rlenv's own
@@ -39,7 +41,9 @@ from rlenv.trajectory import TermResult
 
 Why = Counter[tuple[str, str]]
 """What became of terms that are not as expected, and what they say of it."""
-MODES = ("once", "fell", "chance")
+MODES = ("once", "fell", "chance", "refuse")
+REFUSING = ("http", "hidden", "search", "code", "mcp_http")
+"""The transports that are played in the mode `refuse`."""
 SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
 WELL = {"called": 1.0, "checked": 1.0, "brief": 1.0}
 FELLED = {"called": 0.0, "checked": 0.0, "brief": 1.0}
@@ -179,11 +183,19 @@ class Service:
     """Of each answer, beside some moments that are drawn."""
     seen: set[str] = field(default_factory=set)
     open: set[Any] = field(default_factory=set)
+    refuses: str = ""
+    until: float = 0.0
+    """How it answers all requests for a while, "" for one in which it is well; and when that ends."""
 
     def fault(self, text: str, kinds: Sequence[str]) -> str:
         """How a request fails, "" where it does not."""
         if self.mode == "fell":
             return "fell" if "fell" in text else ""
+        if self.mode == "refuse":
+            while self.until < (now := asyncio.get_running_loop().time()):
+                self.refuses = "" if self.refuses else self.rng.choice(("400", "403", "404"))
+                self.until = max(self.until, now - 1) + self.rng.uniform(0.0, 1.0 if self.refuses else 2.0)
+            return self.refuses or (("404" if kinds[0] == "404" else "400") if "fell" in text else "")
         if self.mode == "once":
             item = re.search(r"item-\d+", text)  # a judge's question has a new mark each time
             if item is None or item[0] in self.seen or self.rng.random() < 0.3:
@@ -211,12 +223,12 @@ class Service:
 
     async def work(self, request: web.Request) -> web.Response:
         """The HTTP tool."""
-        said = await self.spoiled(request, request.query["text"], ("500", "503", "broken"))
+        said = await self.spoiled(request, request.query["text"], ("404", "500", "503", "broken"))
         return said or web.Response(text="did work")
 
     async def retrieve(self, request: web.Request) -> web.Response:
         """The retrieval server."""
-        said = await self.spoiled(request, (await request.json())["queries"][0], ("500", "503", "broken"))
+        said = await self.spoiled(request, (await request.json())["queries"][0], ("403", "503", "broken"))
         return said or web.json_response({"result": [[{"document": {"contents": "did work\nwork"}, "score": 1.0}]]})
 
     async def mcp(self, request: web.Request) -> web.Response:
@@ -233,12 +245,14 @@ class Service:
             result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": named}
         elif asked["method"] == "tools/list":
             schema = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
-            result = {"tools": [{"name": "work", "description": "Works.", "inputSchema": schema}]}
+            tool = {"name": "work", "description": "Works.", "annotations": {"readOnlyHint": True}}
+            result = {"tools": [{**tool, "inputSchema": schema}]}
         elif asked["method"] == "tools/call":
             text = asked["params"]["arguments"]["text"]
-            if (said := await self.spoiled(request, text, ("500", "404", "broken"))) is not None:
+            said = await self.spoiled(request, text, ("500", "404", "broken"))
+            if said is not None and said.status != 400:
                 return said
-            result = {"content": [{"type": "text", "text": "did work"}]}
+            result = {"content": [{"type": "text", "text": "did work"}], "isError": said is not None}
         given = {"jsonrpc": "2.0", "id": asked["id"], "result": result}
         return web.json_response(given, headers={"Mcp-Session-Id": "one"})
 
@@ -350,12 +364,13 @@ async def played(
 
     async def work() -> None:
         for n in left:
-            is_own = mode == "fell" and n % 8 == 0
+            is_own = mode in ("fell", "refuse") and n % 8 == 0
             text = "fell" if is_own else f"item-{n}"
             terms = await asyncio.wait_for(episode(environment, n, text, transport), 900)
             found = {name: term.value for name, term in terms.items()}
             if is_own:
-                fate = "own" if found == own else "masked" if None in found.values() else "wrong"
+                left_out = "masked" if mode == "fell" else "invalid"  # by an outage that is as long as there is time
+                fate = "own" if found == own else left_out if None in found.values() else "wrong"
             elif any(value is not None and value != well[name] for name, value in found.items()):
                 fate = "wrong"
             else:
@@ -386,6 +401,8 @@ def main() -> int:
     is_bad = False
     for transport in args.only.split(","):
         for mode in args.modes.split(","):
+            if mode == "refuse" and transport not in REFUSING:
+                continue
             why = Why()
             found = asyncio.run(play(transport, mode, why=why))
             fates = "  ".join(f"{fate} {found[fate]}" for fate in sorted(found))

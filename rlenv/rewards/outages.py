@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 from rlenv.concurrency.deadline import Countdown, left_s, running_under, share_of_time
-from rlenv.errors import RewardError
+from rlenv.errors import RewardError, Whose
 from rlenv.messages import ToolCall, ToolResult
 from rlenv.rewards.asking_again import ROUNDS, Answered, Known, Refused, Untold, in_turn
 from rlenv.rewards.base import RewardContext
@@ -24,6 +24,11 @@ _LEAST_S: Final = 1.0
 _FELLED: Final = ("crashed", "killed", "stopped", "disconnected")
 _DEATHS: Final = (*_FELLED, "server_died")
 _LOST: Final = ("infrastructure", "unclear")
+_REFUSED: Final = "refused"
+_BY_CODE: Final[Mapping[str, Whose]] = {"infrastructure": "infrastructure", "unclear": "unclear", _REFUSED: "policy"}
+"""The outcomes of calls that code made and that may be lost (`rlenv.tools.code`), and whose failure each is."""
+_OWN_STATE: Final = ("bash", "code", "files", "gymnasium", "sql")
+"""Kinds that change nothing but what is the episode's own; the tools that code calls are looked at themselves."""
 _ALWAYS_KNOWN: Final[Mapping[str, Mapping[str, Any]]] = {"code": {"code": "1"}, "sql": {"sql": "SELECT 1"}}
 """What tools of these kinds have an answer to without an `example`, whatever they stand on."""
 
@@ -31,6 +36,26 @@ _ALWAYS_KNOWN: Final[Mapping[str, Mapping[str, Any]]] = {"code": {"code": "1"}, 
 def is_lost(result: ToolResult) -> bool:
     """True if a call failed, and not surely by what the policy did."""
     return result.whose in _LOST
+
+
+def may_be_lost(result: ToolResult, tools: Mapping[str, Tool], *, known: Mapping[str, Any] | None = None) -> bool:
+    """True if a call was lost, or if its server refused it and may have refused every call, as in some outages.
+
+    The second where the tool has a call that is known to work, and no tool can change what it answers: who could take
+    away what is known to work, or make a call of its own valid later, would choose which of them were lost.
+    """
+    tool = tools.get(result.name)
+    if result.reason != _REFUSED or tool is None:
+        return is_lost(result)
+    has_known = tool.example is not None or known is not None
+    return has_known and tool.idempotent and not any(_may_change(one, tool) for one in tools.values())
+
+
+def _may_change(one: Tool, answers: Tool) -> bool:
+    """True if a call of one tool may change what another answers."""
+    if one.kind in _OWN_STATE and answers.depends_on != "episode":
+        return False
+    return one.mutates or (one.kind in ("http", "mcp") and not one.idempotent)
 
 
 def _own_s(result: ToolResult) -> float:
@@ -51,34 +76,39 @@ class Lost:
     is_of_code: bool = False
 
 
-def lost_calls(context: RewardContext, *, last_only: bool = False) -> list[Lost]:
-    """The lost calls of the episode, or of its last turn: the policy's own, and those that its code made."""
+def lost_calls(context: RewardContext, tools: Mapping[str, Tool], *, last_only: bool = False) -> list[Lost]:
+    """The calls of the episode, or of its last turn, that may be lost: the policy's own, and those that its code made.
+
+    Args:
+        tools: all that the spec has.
+    """
     lost: list[Lost] = []
     for turn in context.turns[-1:] if last_only else context.turns:
         for index, result in enumerate(turn.results):
-            if is_lost(result):
+            if may_be_lost(result, tools):
                 call = turn.parsed.calls[index] if index < len(turn.parsed.calls) else None
                 lost.append(Lost(result.name, call.arguments if isinstance(call, ToolCall) else None, result))
             if result.details is not None and "called" in result.details:
-                lost += _of_code(result)
+                lost += _of_code(result, tools)
     return lost
 
 
-def _of_code(result: ToolResult) -> list[Lost]:
-    """The lost calls among those that a call of the `code` tool made; see `rlenv.tools.code`."""
+def _of_code(result: ToolResult, tools: Mapping[str, Tool]) -> list[Lost]:
+    """Those among the calls that a call of the `code` tool made."""
     details = result.details or {}
     kept, called = details.get("calls"), details.get("called")
     found: list[Lost] = []
     for tool, outcomes in called.items() if isinstance(called, Mapping) else ():
-        for whose in _LOST:
-            count = outcomes.get(whose, 0) if isinstance(outcomes, Mapping) else 0
+        for outcome, whose in _BY_CODE.items():
+            count = outcomes.get(outcome, 0) if isinstance(outcomes, Mapping) else 0
             arguments = [
                 None if one.get("is_cut") else one.get("arguments")
                 for one in (kept if isinstance(kept, Sequence) else ())
-                if isinstance(one, Mapping) and (one.get("tool"), one.get("outcome")) == (tool, whose)
+                if isinstance(one, Mapping) and (one.get("tool"), one.get("outcome")) == (tool, outcome)
             ]
-            failed = replace(result, name=tool, outcome="failed", whose=whose, details=None)
-            count = count if type(count) is int else 0
+            reason = _REFUSED if outcome == _REFUSED else result.reason
+            failed = replace(result, name=tool, outcome="failed", reason=reason, whose=whose, details=None)
+            count = count if type(count) is int and may_be_lost(failed, tools) else 0
             found += [
                 Lost(tool, arguments[at] if at < len(arguments) else None, failed, is_of_code=True)
                 for at in range(count)
@@ -168,7 +198,7 @@ async def _with_its_calls(found: ToolResult, tools: Mapping[str, Tool], context:
 
     Raises RewardError: nobody can tell of one of them.
     """
-    lost = _of_code(found)
+    lost = _of_code(found, tools)
     if not lost:
         return found
     details = found.details or {}
@@ -178,7 +208,7 @@ async def _with_its_calls(found: ToolResult, tools: Mapping[str, Tool], context:
         if isinstance(result, RewardError):
             raise result
         one = next(at)
-        called[one.tool][one.result.whose] -= 1
+        called[one.tool][_REFUSED if one.result.reason == _REFUSED else one.result.whose] -= 1
         called[one.tool][result.outcome] += 1
     return replace(found, details={**details, "called": called})
 
@@ -190,7 +220,7 @@ async def count_against(lost: Sequence[Lost], tools: Mapping[str, Tool], context
     which nobody can tell.
     """
     found = 0
-    unclear = [one for one in lost if one.result.whose == "unclear"]
+    unclear = [one for one in lost if one.result.whose != "infrastructure"]
     async for result in settling(unclear, tools, context):
         found += isinstance(result, ToolResult) and result.outcome != "ok"
         if found >= most:
@@ -215,7 +245,7 @@ async def _settled(
             well = found
             return Answered(found)
         why = f"{found.reason or found.outcome}: {found.text:.200}"
-        is_there = found.whose == "unclear" and found.reason != "late"
+        is_there = found.reason == _REFUSED or (found.whose == "unclear" and found.reason != "late")
         return Refused(why) if is_there else Untold(why, is_last=not is_lost(found))
 
     async def ask_again() -> Answered[ToolResult] | Refused | Untold:
@@ -224,10 +254,10 @@ async def _settled(
         if arguments == known:
             return Answered(well) if well.outcome == "ok" else Untold("it is what is known to work")
         found = await context.call(tool.name, arguments)
-        if not is_lost(found) or (found.reason in _FELLED and not may_fell):
+        if found.reason != _REFUSED and (not is_lost(found) or (found.reason in _FELLED and not may_fell)):
             return Answered(found)
         why = f"{found.reason}: {found.text:.200}"
-        return Refused(why) if found.whose == "unclear" else Untold(why)
+        return Untold(why) if found.whose == "infrastructure" else Refused(why)
 
     async def asked(failed: ToolResult, limit: Countdown) -> ToolResult | RewardError | None:
         nonlocal may_fell
@@ -294,6 +324,12 @@ def _known_tries(tool: Tool, failed: ToolResult, context: RewardContext) -> Know
 
     Each of them needs them in such a number, and together they would take as many times as long.
     """
+    if failed.reason == _REFUSED and tool.depends_on == "arguments":
+        # Policies make many such calls, and each settles sooner by the tries of all. What an outage takes, each meets
+        # by itself: the failures of many would ask for more rounds than there is time for.
+        newest = context.shared().keep(("outages", tool.name, _REFUSED), list[Known])
+        newest[:] = [one for one in newest if not one.failed] or [Known()]
+        return newest[0]
     if failed.reason in _DEATHS and (tool.reaches_out or tool.shares):
         return context.shared().keep(("outages", tool.name), lambda: Known(asyncio.Lock()))
     return Known()

@@ -17,7 +17,7 @@ from rlenv.language.kinds import Kind
 from rlenv.language.spec import Float, Int, RewardSpec, Spec, Text
 from rlenv.rewards import comparators
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
-from rlenv.rewards.outages import Lost, is_lost, known_call, settled
+from rlenv.rewards.outages import Lost, known_call, may_be_lost, settled
 from rlenv.rewards.rule import UnfitAnswer, compile_for_context, where_answer
 from rlenv.tools.base import Tool
 
@@ -63,6 +63,7 @@ class _Verify:
     """A compiled verify term."""
 
     tool: Tool
+    tools: Mapping[str, Tool]
     arguments: Callable[..., Any]
     alternatives: Callable[[RewardContext], Sequence[Any]]
     expected: Callable[..., Any]
@@ -85,9 +86,9 @@ class _Verify:
         try:
             result = await context.call(self.tool.name, arguments)
             golds = await gold
-            if is_lost(result):
-                lost = Lost(self.tool.name, arguments, result)
-                result = await settled(lost, self.tool, context, known=self._gold_call(context))
+            known = None if result.outcome == "ok" else self._gold_call(context)
+            if may_be_lost(result, self.tools, known=known):
+                result = await settled(Lost(self.tool.name, arguments, result), self.tool, context, known=known)
         finally:
             if not gold.done():
                 gold.cancel()
@@ -199,6 +200,7 @@ def _compile(name: str, spec: VerifySpec, context: TermCompileContext) -> Term:
     )
     verify = _Verify(
         tool=tool,
+        tools=context.tools,
         arguments=compile_for_context(
             dict(spec.arguments), where="arguments", names=frozenset(("task", "vars", "resources", "answer"))
         ),

@@ -157,8 +157,8 @@ class _Made:
     def add(self, call: ToolCall, result: ToolResult) -> None:
         is_lost = result.whose in ("infrastructure", "unclear")
         kept: dict[str, Any] = {"tool": call.name, "arguments": dict(call.arguments), "outcome": result.outcome}
-        if is_lost:
-            kept["outcome"] = result.whose
+        if is_lost or result.reason == "refused":
+            kept["outcome"] = result.whose if is_lost else result.reason
         if size(kept["arguments"], _MAX_KEPT_ARGUMENTS) > _MAX_KEPT_ARGUMENTS:
             kept |= {"arguments": bounded(kept["arguments"], _MAX_KEPT_ARGUMENTS), "is_cut": True}
         self.calls.append(kept)

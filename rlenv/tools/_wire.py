@@ -218,4 +218,4 @@ def _reason(status: int) -> str:
     # Also 502 to 504: what is behind a gateway may have given up on this very request. And what is asked of whoever
     # wrote the spec and not of the policy: a key that has run out, a bill, a proxy.
     is_clear = 400 <= status < 500 and status not in (401, 402, 407, 408, 425)
-    return "failed" if is_clear else "server_error"
+    return "refused" if is_clear else "server_error"

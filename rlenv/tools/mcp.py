@@ -311,8 +311,10 @@ def _tool(
         scope = call.scope() if is_own else call.shared()
         server = server_of(call)
         key = ("mcp", server.key, size)
-        if (reason := asked_again.get()) and not is_own and (is_stateless or reason in _DEATHS):
+        reason = asked_again.get()
+        if not is_own and (reason in _DEATHS or (is_stateless and reason not in ("", "refused"))):
             # Servers of its own: one that dies or hangs again shows what it was, and takes no call of others along.
+            # What a server refuses it is asked itself.
             pool = await scope.get((*key, "again"), lambda: open_pool(server, size=_DEFAULT_POOL, is_trial=True))
         else:
             pool = await scope.get(key, lambda: open_pool(server, size=size))

@@ -71,8 +71,8 @@ def test_no_call_is_given_what_a_server_says_behind_the_answer_to_another_one() 
 @pytest.mark.parametrize(
     ("status", "reason", "whose"),
     [
-        (400, "failed", "policy"),
-        (404, "failed", "policy"),
+        (400, "refused", "policy"),
+        (404, "refused", "policy"),
         (408, "server_error", "unclear"),
         (429, "rate_limited", "unclear"),
         (500, "server_error", "unclear"),

@@ -306,10 +306,11 @@ def test_code_that_was_lost_is_asked_again_for_the_calls_that_it_makes(reason: s
 
 
 def test_nobody_is_asked_where_the_number_is_the_same() -> None:
-    call = Answers()
-    term = compile_term(rule="tool_called", tool="tool", tools={"tool": TOOL})
-    assert verdict(term, reward_context(turns=episode(failed("late"), ok()), call=call)) == 1.0
-    assert call.asked == []
+    for reason in ("refused", "late"):
+        call = Answers()
+        term = compile_term(tools={"tool": replace(TOOL, idempotent=True)}, rule="tool_called", tool="tool")
+        assert verdict(term, reward_context(turns=episode(failed(reason), ok()), call=call)) == 1.0
+        assert call.asked == []
 
 
 def test_calls_that_code_made_are_calls() -> None:
@@ -322,6 +323,84 @@ def test_a_tool_that_changes_state_is_not_asked_whether_it_is_well() -> None:
     term = compile_term(rule="tool_called", tool="tool", tools={"tool": replace(TOOL, mutates=True)})
     assert verdict(term, reward_context(turns=episode(failed("late")), call=call)) == INVALID
     assert call.asked == []
+
+
+REFUSING = replace(TOOL, kind="http", idempotent=True, depends_on="arguments")
+"""A tool whose server may say of all calls that the caller is at fault."""
+CALLED: dict[str, Any] = {"rule": "tool_called", "tool": "tool"}
+ASKING = [
+    pytest.param(CALLED, 0.0, INVALID, 1.0, id="tool_called"),
+    pytest.param({"rule": "tool_call_count", "max": 0}, 0.0, 1.0, 1.0, id="tool_call_count"),
+    pytest.param({"rule": "search_r1_format", "expect": "went well", "retrieval": 0.5}, 0.2, INVALID, 0.7, id="pages"),
+]
+
+
+@pytest.mark.parametrize(("keys", "own", "down", "well"), ASKING)
+def test_a_call_that_its_server_refused_is_asked_again_beside_a_known_one(
+    keys: Mapping[str, Any], own: float, down: Verdict, well: float
+) -> None:
+    def worth(**results: Sequence[ToolResult]) -> Verdict:
+        term = compile_term(tools={"tool": REFUSING}, **keys)
+        return verdict(term, reward_context(answer="7", turns=episode(failed("refused")), call=Answers(results)))
+
+    assert worth(x=[failed("refused")]) == own
+    for reason in ("refused", "server_down"):
+        assert worth(x=[failed("refused")], known=[failed(reason)]) == down
+    assert worth(x=[failed("refused")], known=[*[failed("refused")] * 9, ok()]) == own, "an outage that ended"
+    for times in range(4):  # no order of its own answers masks it
+        assert worth(x=[*[failed("refused")] * times, ok()]) == well
+        assert worth(x=[*[failed("server_error")] * times, failed("refused")]) == own
+
+
+OTHER = replace(TOOL, name="other", example=None)
+ALONE: list[tuple[Tool, Tool]] = [
+    (replace(REFUSING, example=None), OTHER),
+    (replace(REFUSING, idempotent=False), OTHER),
+    (replace(REFUSING, mutates=True), OTHER),
+    (REFUSING, replace(OTHER, mutates=True)),
+    *((REFUSING, replace(OTHER, kind=kind)) for kind in ("http", "mcp")),
+    (replace(REFUSING, depends_on="episode"), replace(OTHER, kind="sql", mutates=True)),
+]
+
+
+@pytest.mark.parametrize(("tool", "other"), ALONE)
+def test_a_refusal_is_the_policys_where_no_call_is_known_to_work_or_a_policy_may_change_what_works(
+    tool: Tool, other: Tool
+) -> None:
+    call = Answers({"x": [ok()], "known": [failed("refused")]})
+    tools = {"tool": tool, "other": other}
+    assert (
+        verdict(compile_term(tools=tools, **CALLED), reward_context(turns=episode(failed("refused")), call=call)) == 0
+    )
+    assert call.asked == []
+    for kind in ("sql", "bash"):  # what changes nothing but the episode's own
+        tools = {"tool": REFUSING, "other": replace(OTHER, kind=kind, mutates=True)}
+        context = reward_context(turns=episode(failed("refused")), call=Answers())
+        assert verdict(compile_term(tools=tools, **CALLED), context) == 1.0
+
+
+@pytest.mark.parametrize(("kept", "expected"), [("x", 0.0), ("well", 1.0)])
+def test_a_refused_call_that_code_made_is_asked_again(kept: str, expected: float) -> None:
+    made = [{"tool": "tool", "outcome": "refused", "arguments": {"q": kept}}]
+    inside = ToolResult(
+        "code", "", "failed", whose="policy", details={"called": {"tool": {"refused": 1}}, "calls": made}
+    )
+    turns = [Turn(0, "c", ParsedAction("", "a", (ToolCall("code", {}, start=0, end=1),)), (inside,))]
+    call = Answers({"x": [failed("refused")]})
+    for tool, worth in ((REFUSING, expected), (TOOL, 0.0)):
+        assert verdict(compile_term(tools={"tool": tool}, **CALLED), reward_context(turns=turns, call=call)) == worth
+
+
+@pytest.mark.parametrize("is_called", [False, True], ids=["expected", "called"])
+def test_an_answer_that_a_server_refuses_is_wrong_beside_a_gold_or_known_call_that_goes_well(is_called: bool) -> None:
+    tool = replace(REFUSING, example=None if is_called else {"q": "known"})
+    expect = {"arguments": {"q": "known"}} if is_called else {"value": 7}
+    keys: dict[str, Any] = {"tool": "tool", "arguments": {"q": "{{ answer }}"}, "expect": expect}
+    term = compile_term("verify", tools={"tool": tool}, **keys)
+    gone = [failed("refused")]
+    for mine, known, worth in ((gone, [ok(7)], 0.0), ([*gone, ok(7)], [ok(7)], 1.0), (gone, [ok(7), *gone], INVALID)):
+        known = known if is_called or worth != INVALID else gone
+        assert verdict(term, asked_with(Answers({"mine": mine, "known": known}))) == worth
 
 
 # What terms make of a call of their own: (the policy's side failed) and (the gold side failed).

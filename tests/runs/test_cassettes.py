@@ -52,12 +52,15 @@ tools:
     url: "{{{{ vars.server }}}}/{{{{ args.what }}}}"
     parameters: {{what: string}}
     cache: {{scope: none}}
+    example: {{what: one}}
 rewards: {{correct: {{kind: rule, rule: exact_match, expect: "{{{{ task.answer }}}}"}}}}
 oracle:
   - call: {{ask: {{what: "{{{{ task.question }}}}"}}}}
   - call: {{ask: {{what: broken}}}}
   - say: "<answer>{{{{ task.answer }}}}</answer>"
 """
+
+CALLED = "rewards: {called: {kind: rule, rule: tool_called, tool: ask, min: 2}, "
 
 
 def spec(folder: Path, text: str, name: str = "env.yaml") -> str:
@@ -82,6 +85,8 @@ def answering(start: int = 0) -> Iterator[str]:
         what = request.match_info["what"]
         if what == "broken":
             raise web.HTTPServiceUnavailable(text="out of order")
+        if what == "missing":
+            raise web.HTTPNotFound
         return web.json_response({"what": what, "number": next(number)})
 
     app = web.Application()
@@ -121,6 +126,17 @@ def test_an_http_spec_replays_with_its_server_gone(http_run: Path, capsys: pytes
     assert len(set(results)) == 8
     failed = recorded(http_run)[0].turns[1].results[0]
     assert (failed.outcome, failed.reason) == ("failed", "server_error")
+
+
+def test_calls_that_rewards_asked_again_are_answered_however_many_others_asked_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with answering() as address:
+        text = HTTP.replace("URL", address).replace("what: broken", "what: missing").replace("rewards: {", CALLED)
+        argv = ["eval", spec(tmp_path, text), "-k", "4", "--concurrency", "8", "-o", str(tmp_path / "run")]
+        assert run(capsys, *argv)[0] == 0
+    assert {one.reward.terms["called"].value for one in recorded(tmp_path / "run")} == {0.0}
+    same(capsys, tmp_path / "run", episodes=8)
 
 
 def test_the_spec_is_the_one_that_was_recorded_with_what_was_set_over_it(

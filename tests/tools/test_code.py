@@ -136,7 +136,7 @@ def test_a_session_survives_an_error_and_goes_back_when_its_time_was_up() -> Non
 def query() -> Tool:
     async def answer(arguments: Any) -> str:
         if arguments["sql"] == "bad":
-            raise ToolFailed("no such table")
+            raise ToolFailed("no such table", reason="refused")
         return f"rows of {arguments['sql']}"
 
     return fake_tool("query", answer, parameters=SQL)
@@ -162,6 +162,7 @@ def test_code_calls_other_tools_as_functions() -> None:
         ],
     }
     assert caught.text == "no such table\n"
+    assert (caught.details or {})["called"] == {"query": {"refused": 1}}
     assert raised.text == "RuntimeError: no such table (line 1)"
     assert "argument 'sql'" in wrong.text
     assert many.text == "TypeError: query takes at most 2 arguments; 3 were given (line 1)"

@@ -213,7 +213,7 @@ def test_an_image_alone_and_nothing_at_all_have_a_text() -> None:
 @pytest.mark.slow
 def test_a_failure_that_the_server_declares_is_shown() -> None:
     result = one("refuse", why="the shelf is empty")
-    assert (result.outcome, result.text) == ("failed", "the shelf is empty")
+    assert (result.outcome, result.reason, result.text) == ("failed", "refused", "the shelf is empty")
 
 
 @pytest.mark.slow

@@ -154,8 +154,7 @@ def _tool_called(name: str, spec: ToolCalledSpec, context: TermCompileContext) -
         raise UnknownEntry("tools", spec.tool, context.tools, key="tool")
     check_range(spec.min, spec.max, keys="min, max")
     last_only = spec.when == "turn"
-    callers = _callers(spec.tool, context.tools)
-    asked = {name: tool for name, tool in context.tools.items() if name == spec.tool or name in callers}
+    callers, tools = _callers(spec.tool, context.tools), context.tools
 
     def fits(count: int) -> bool:
         return count >= spec.min and (spec.max is None or count <= spec.max)
@@ -185,13 +184,13 @@ def _tool_called(name: str, spec: ToolCalledSpec, context: TermCompileContext) -
 
     async def measure_async(context: RewardContext) -> Measured:
         found = sum(count for outcome, count in made(context) if outcome == "ok")
-        lost = _lost(spec.tool, lost_calls(context, last_only=last_only), callers)
+        lost = _lost(spec.tool, lost_calls(context, tools, last_only=last_only), callers)
         repeated, lost = _repeated(spec.tool, lost, context)
         left, error = sum(_MOST_OF_CODE if one.tool in callers else 1 for one in lost), None
         if not _differ(fits, found, left, repeated):
             return measured(found, found + repeated)
         unsettled = iter(lost)
-        async for result in settling(lost, context=context, tools=asked):
+        async for result in settling(lost, tools, context):
             one = next(unsettled)
             if isinstance(result, RewardError):
                 error = error or result
@@ -284,7 +283,7 @@ def _tool_call_count(name: str, spec: ToolCallCountSpec, context: TermCompileCon
         found, most = count(context), spec.max or 0
         if found <= most:
             return measured(found)
-        lost = lost_calls(context, last_only=last_only)
+        lost = lost_calls(context, tools, last_only=last_only)
         too_many = most - (found - len(lost)) + 1
         if too_many > 0:
             return measured(found, len(lost) - await count_against(lost, tools, context, most=too_many))

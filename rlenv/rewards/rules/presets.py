@@ -14,7 +14,7 @@ from rlenv.language.spec import Float, Int, Text
 from rlenv.messages import ToolCall, ToolResult
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.normalise import qa
-from rlenv.rewards.outages import Lost, count_against, is_lost, known_call, lost_calls, settled, settling
+from rlenv.rewards.outages import Lost, count_against, known_call, lost_calls, may_be_lost, settled, settling
 from rlenv.rewards.rows import Table, read_table, row_key
 from rlenv.rewards.rule import RuleSpec, compile_accepted, gold_text, where_answer
 from rlenv.rewards.rules.text import MAX_CHARS, Expected, check_qa
@@ -248,7 +248,7 @@ async def _retrieved_again(context: RewardContext, golds: list[str], tools: Mapp
     Raises RewardError: nobody can tell.
     """
     error: RewardError | None = None
-    async for page in settling(lost_calls(context), tools, context):
+    async for page in settling(lost_calls(context, tools), tools, context):
         if isinstance(page, RewardError):
             error = error or page
         elif _holds(page, golds):
@@ -273,7 +273,7 @@ def _rl_factory_search(name: str, spec: RlFactorySearchSpec, context: TermCompil
         alternate = alternate and len(tags) % 2 == 0
         calls = sum(isinstance(call, ToolCall) for turn in context.turns for call in turn.parsed.calls)
         if calls > _MOST_CALLS:  # those that an outage lost are made again by no fault
-            lost = [one for one in lost_calls(context) if not one.is_of_code]
+            lost = [one for one in lost_calls(context, tools) if not one.is_of_code]
             calls -= len(lost)
             if calls <= _MOST_CALLS:
                 calls += await count_against(lost, tools, context, most=_MOST_CALLS + 1 - calls)
@@ -360,7 +360,8 @@ def read_solution(text: str) -> str | None:
 def _skyrl_synsql(name: str, spec: SkyrlSynsqlSpec, context: TermCompileContext) -> Term:
     if spec.tool not in context.tools:
         raise UnknownEntry("tools", spec.tool, context.tools, key="tool")
-    accepted, tool = compile_accepted(spec.expect), context.tools[spec.tool]
+    accepted, tools = compile_accepted(spec.expect), context.tools
+    tool = tools[spec.tool]
 
     async def measure(context: RewardContext) -> Measured:
         # The policy's own actions; what stood between them is marked and never read.
@@ -371,9 +372,9 @@ def _skyrl_synsql(name: str, spec: SkyrlSynsqlSpec, context: TermCompileContext)
         (gold,) = accepted(context)
         target = await _gold_rows(context, gold_text(gold))
         mine = await context.call(spec.tool, {spec.argument: query})
-        if is_lost(mine):
-            lost = Lost(spec.tool, {spec.argument: query}, mine)
-            mine = await settled(lost, tool, context, known={spec.argument: gold_text(gold)})
+        known = {spec.argument: gold_text(gold)}
+        if may_be_lost(mine, tools, known=known):
+            mine = await settled(Lost(spec.tool, {spec.argument: query}, mine), tool, context, known=known)
         if mine.outcome != "ok":
             return Measured(0.0, mine.text, {"outcome": mine.outcome})
         table = read_table(mine.value)

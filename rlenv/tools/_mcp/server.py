@@ -46,7 +46,7 @@ def as_output(name: str, result: types.CallToolResult) -> ToolOutput:
     if len(text) > _MAX_CHARS:
         text = redact_ends(text, _MAX_CHARS)
     if result.is_error:
-        raise ToolFailed(text or f"the tool {name} failed")
+        raise ToolFailed(text or f"the tool {name} failed", reason="refused")
     value = result.structured_content
     if not text and value is not None:
         text = orjson.dumps(value).decode()
