@@ -169,7 +169,7 @@ def test_thinking_is_never_read(rule: str) -> None:
         ({"from": "regex", "pattern": "("}, "does not compile"),
         ({"from": "regex", "pattern": r"(\w+)(?=x)"}, "match what follows"),
         ({"from": "tool"}, "no tool is named"),
-        ({"from": "tag", "tag": "<answer>"}, "without brackets"),
+        ({"from": "tag", "tag": "<answer>"}, "write it alone"),
     ],
 )
 def test_a_rule_without_what_it_needs_is_refused(keys: dict[str, object], message: str) -> None:
