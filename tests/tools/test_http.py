@@ -253,6 +253,10 @@ def test_expected_statuses_count_as_answers() -> None:
 
 def test_a_selection_from_what_is_not_json_fails() -> None:
     assert ask(says("<html>"), response="a").text == "the server's answer is not JSON"
+    mixed = '[{"a": 1}, {"a": "x"}]'
+    for expression in ("[?a > `1`]", "max_by(@, &a)", "[?contains(to_string(a), `1`)]"):
+        found = ask(says(mixed, content_type="application/json"), response=expression)
+        assert (found.reason, found.whose) == ("server_error", "unclear"), expression
     result = ask(says("[1]", content_type="application/json"), response="length(a)")
     assert result.text == "the server's answer is not of the form that this tool reads"
     assert result.whose == "unclear"
