@@ -236,7 +236,7 @@ class GatewayCommand(_Served):
     def execute(self) -> int:
         """Serves until SIGINT or SIGTERM comes; exit code 0 then, 2 where it cannot start."""
         from rlenv.endpoints import Client, Endpoint
-        from rlenv.hosts.gateway import Gateway
+        from rlenv.hosts.gateway import MOST_AT_ONCE, Gateway
 
         environment = load(self.spec, set=self.overrides or None)
         token, told = self.driver_token()
@@ -247,7 +247,8 @@ class GatewayCommand(_Served):
             model=self.model,
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout_s=self.request_timeout,
-            concurrency=self.max_sessions,  # agents' own limits of time would count the wait for a place
+            # Agents' own limits of time would count the wait for a place.
+            concurrency=self.max_sessions * MOST_AT_ONCE,
             sampling=SamplingSpec(**given(self, "temperature", "top_p", "max_tokens")),
         )
         with ExitStack() as stack:

@@ -58,6 +58,8 @@ _MOST_FAREWELLS: Final = 3
 _BEAT_S: Final = 10.0
 _MOST_RECEIVED: Final = 256_000_000
 """Characters of all requests of one episode, which are kept until it has ended."""
+MOST_AT_ONCE: Final = 8
+"""So many requests of one episode are asked at once, the others in turn: others wait for the same server."""
 _MOST_VALUES: Final = 60_000
 """Of JSON in one request, some 7,500 messages with calls: a history is read on the loop, message by message."""
 _MOST_RESPONSES: Final = 1_000
@@ -77,6 +79,7 @@ class Recorded:
     """Characters of all requests, of which what stood in the one before counts once."""
     last: list[tuple[Any, Any]] = field(default_factory=list)
     """The tools and messages of the last request, each with what the model's server was sent of it."""
+    places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_AT_ONCE))
     farewells: int = 0
     """How many requests came behind the end."""
     scored: list[Exchange] = field(default_factory=list)
@@ -212,16 +215,19 @@ class Gateway:
         if record.asked > self._most or record.received > _MOST_RECEIVED or _is_over(held, deadline):
             return self._ended(held)
         sent = self._request(chat)
-        record.waiting.append(sent)
-        try:
-            with counted(episode.tools.account, "policy"):
-                asking = partial(self._client.post, _CHAT, sent, deadline=deadline)
-                answer = await written(asking, self._client.endpoint)
-                completion = self._client.counted(read_chat, answer)
-        except EndpointError as error:
-            return await self._failed(held, error, sent, is_over=time.monotonic() >= deadline)
-        finally:
-            record.waiting.remove(sent)
+        async with record.places:
+            if _is_over(held, deadline):
+                return self._ended(held)
+            record.waiting.append(sent)
+            try:
+                with counted(episode.tools.account, "policy"):
+                    asking = partial(self._client.post, _CHAT, sent, deadline=deadline)
+                    answer = await written(asking, self._client.endpoint)
+                    completion = self._client.counted(read_chat, answer)
+            except EndpointError as error:
+                return await self._failed(held, error, sent, is_over=time.monotonic() >= deadline)
+            finally:
+                record.waiting.remove(sent)
         parameters = {name: tool.parameters for name, tool in episode.toolset.tools.items()}
         if _is_over(held, deadline):  # what was asked beside it has used up the turns, or ended the episode
             return self._ended(held)

@@ -11,7 +11,7 @@ import pytest
 
 import rlenv
 from rlenv.endpoints import Client, Endpoint
-from rlenv.hosts.gateway import Gateway
+from rlenv.hosts.gateway import MOST_AT_ONCE, Gateway
 from rlenv.hosts.wires import as_chat
 from rlenv.language.spec import SamplingSpec
 from rlenv.messages import Message, ToolCall
@@ -217,6 +217,29 @@ def test_a_model_that_writes_for_too_long_leaves_out_no_sample_of_its_own(tmp_pa
 
     status, ended = gateway(answer, tmp_path, play, timeout_s=0.3, retries=1)
     assert (status, ended["success"]) == ((400, False) if is_well else (503, None))
+
+
+def test_one_agent_takes_so_many_places_at_the_models_server_and_no_more(tmp_path: Path) -> None:
+    """However many requests a policy sends at once with its agent's key; they are answered in turn."""
+    full = asyncio.Event()
+
+    async def answer(body: Any) -> Any:
+        asked.append(body)
+        if len(asked) == MOST_AT_ONCE:
+            full.set()
+        await full.wait()
+        return RIGHT
+
+    async def play(ask: Asks, model: FakeEndpoint) -> Any:
+        seat = await seat_of(ask)
+        body = {"messages": seat["messages"]}
+        sent = [ask("POST", f"{seat['base_url']}/chat/completions", body) for _ in range(3 * MOST_AT_ONCE)]
+        assert [status for status, _ in await asyncio.gather(*sent)] == [200] * 3 * MOST_AT_ONCE
+        return model.most_at_once, await finished(ask, seat)
+
+    asked: list[Any] = []
+    most, ended = gateway(answer, tmp_path, play)
+    assert (most, len(asked), ended["success"]) == (MOST_AT_ONCE, 3 * MOST_AT_ONCE, True)
 
 
 def test_a_history_of_more_values_than_are_read_on_the_loop_is_refused(tmp_path: Path) -> None:
