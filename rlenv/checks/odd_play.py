@@ -408,7 +408,9 @@ def _worth(subject: Subject, played: TriedPlays) -> Iterator[Finding]:
         of_rows = [{term.value for at, term in found if at == key} - {None} for key in {at for at, _ in found}]
         # A reward for what none of them breaks, and a penalty for what none of them does, may well be constant.
         is_kept = set[Any]().union(*of_rows) == {1.0 if reward.usual_weight > 0 else 0.0}
-        is_same = len(measured) > 2 and all(len(values) < 2 for values in of_rows) and not is_kept
+        # Of what a gate keeps from right answers only wrong ones are played, and not each kind of these.
+        is_played = len(measured) > 2 and any(value is not None for value in golds)
+        is_same = is_played and all(len(values) < 2 for values in of_rows) and not is_kept
         if is_same and (name in ranked or (reward.usual_weight and not kind_of("rewards", reward).form)):
             yield subject.say("constant-term/of-plays", f"rewards.{name}", name, measured[0], at="key")
         # What a gate keeps from right answers pays them nothing. A long answer may be wrong by its length too.

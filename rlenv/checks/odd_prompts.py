@@ -322,8 +322,10 @@ def _untold(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Find
         if (found := PATTERNS.network.search(said)) is not None and "no network" not in said:
             yield subject.say("no-network/workspace", path, found[0], at="key")
     for tool in subject.tools.values():
-        if tool.kind == "sql" and not PATTERNS.of_tables.search(f"{sources} {[*subject.tools]}"):
-            resource = getattr(spec.tools[tool.entry], "resource", "db")
+        resource = getattr(spec.tools[tool.entry], "resource", "db") if tool.entry in spec.tools else "db"
+        shown = re.findall(r"\bresources\.(\w+)\.schema", sources)
+        is_told = resource in shown if shown else PATTERNS.of_tables.search(f"{sources} {[*subject.tools]}")
+        if tool.kind == "sql" and not is_told:
             yield subject.say("untold-schema/tables", "prompt", resource, at="key")
             break
     # A tool may show it, and a diagram may be drawn in letters.

@@ -250,11 +250,11 @@ def has_gold(subject: Subject, term: Term) -> bool:
 
 def is_condition(subject: Subject, name: str) -> bool:
     """True for words that a text has to hold, and that nobody has to find: they are all that the prompt shows of a row,
-    each is asked for, or success or a greater weight is another term's."""
+    each is asked for, or another term is paid as much, or decides on success."""
     spec, term = subject.loaded.spec, subject.loaded.spec.rewards[name]
     others = [one for one in spec.rewards.values() if kind_of("rewards", one).form != "all" and one is not term]
     is_asked = spec.success is None or name in subject.asked
-    is_lesser = any(one.usual_weight > term.usual_weight for one in others)
+    is_lesser = any(one.usual_weight >= term.usual_weight for one in others)
     is_beside = bool(others) and (is_lesser or not is_asked)
     shown = {column for _, text in prompt_texts(spec.prompt) for column in re.findall(r"\btask\.(\w+)", text)}
     is_given = bool(shown) and shown <= {*gold_columns(term)}

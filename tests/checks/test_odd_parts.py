@@ -694,6 +694,16 @@ added("odd-gold", [{**rule("json_match"), **rows(answer=['"{\\"a\\": 1}"', '"{\\
       {**rule("search_r1", expect="{{ task.answer }}"), **rows(answer=["['Lima']", "['Bern', 'Berne']"])}],
       [{**rule("json_match"), **rows(answer=['{"a": 1}', '{"a": 2}']), "oracle": None}])  # fmt: skip
 
+# A bonus for what is wrong that no wrong answer here earns, a word beside another term, and tables of another database.
+added("constant-term", [], [{"rewards": {"right": EXACT, "own": {"kind": "rule", "function": "tools.py:polite",
+      "weight": 0.1, "gate": "right < 1"}}, **ALONE}])  # fmt: skip
+added("gold-in-prompt", [], [{**shows("question", "word", word=["a", "b"]), "oracle": None, "rewards": {
+      "right": EXACT, "word": HELD["rewards"]["right"] | {"expect": "{{ task.word }}"}}}])  # fmt: skip
+TWO = {**DATABASES, "resources": {name: {"kind": "sqlite", "access": "read_only", "path": f"{name[0]}.sqlite"}
+       for name in ("a_db", "b_db")}, "tools": {"query": {"kind": "sql", "resource": "a_db"}}}  # fmt: skip
+TABLES = {name: system(f"Tables: {{{{ resources.{name}.schema }}}}.") for name in ("a_db", "b_db")}
+added("untold-schema", [{**TWO, **TABLES["b_db"]}], [{**TWO, **TABLES["a_db"]}])
+
 CASES = [pytest.param(code, is_odd, index, marks=[pytest.mark.sandbox] if code == "odd-file" else [])
          for code, sides in RELATIONS.items()
          for is_odd, cases in zip((True, False), sides, strict=True) for index in range(len(cases))]  # fmt: skip
