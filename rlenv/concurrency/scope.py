@@ -99,8 +99,8 @@ class Scope:
         if self._is_closed:
             raise RuntimeError("the scope is closed")
         future = self._values[key] = asyncio.get_running_loop().create_future()
-        host = Hosted(open())
         try:
+            host = Hosted(open())
             value = await host.open()
         except BaseException as error:
             self._values.pop(key, None)

@@ -113,6 +113,8 @@ def test_a_scope_tries_again_after_a_failure_and_after_a_discard() -> None:
         scope = Scope()
         with pytest.raises(OSError, match="no server"):
             await scope.get("a", broken)
+        with pytest.raises(ZeroDivisionError):  # nothing was entered yet
+            await scope.get("a", lambda: 1 / 0)  # type: ignore[arg-type, return-value]
         assert await scope.get("a", lambda: grouped(log)) == "a"
         await scope.discard("a")
         assert await scope.get("a", lambda: grouped(log)) == "a"

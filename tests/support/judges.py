@@ -147,14 +147,15 @@ async def falling(address: str, *, has_proxy: bool = False) -> AsyncIterator[str
     open_now, serving, is_away = dict[Any, asyncio.StreamWriter](), list[asyncio.Server](), False
     to = urlsplit(address)
 
+    def met(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Closed by who ends the task: one that is cancelled before it has begun closes nothing.
+        task = asyncio.ensure_future(passed(reader, writer))
+        open_now[task] = writer
+        task.add_done_callback(lambda done: open_now.pop(done).close())
+
     async def passed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        open_now[asyncio.current_task()] = writer
-        try:
-            with suppress(asyncio.IncompleteReadError, OSError):
-                await answered(reader, writer)
-        finally:
-            writer.close()
-            del open_now[asyncio.current_task()]
+        with suppress(asyncio.IncompleteReadError, OSError):
+            await answered(reader, writer)
 
     async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal is_away
@@ -183,7 +184,7 @@ async def falling(address: str, *, has_proxy: bool = False) -> AsyncIterator[str
                 on.close()
 
     async def serve(port: int = 0) -> None:
-        serving.append(await asyncio.start_server(passed, "127.0.0.1", port))
+        serving.append(await asyncio.start_server(met, "127.0.0.1", port))
 
     await serve()
     port = serving[0].sockets[0].getsockname()[1]
