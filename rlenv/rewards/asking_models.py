@@ -23,7 +23,7 @@ from rlenv.endpoints.account import is_away
 from rlenv.errors import EndpointError, RewardError
 from rlenv.rewards.asking_again import ROUNDS, Answered, Ask, HeldUp, Known, Refused, Untold, in_turn, waits_s
 
-__all__ = ["Pace", "at_once", "failed", "if_felled", "if_unread", "in_time"]
+__all__ = ["Felling", "Pace", "at_once", "failed", "if_felled", "if_unread", "in_time"]
 
 _T = TypeVar("_T")
 _FEWEST_FALLS: Final = 7
@@ -211,12 +211,25 @@ class _Falls:
 
 
 @dataclass(slots=True)
+class Felling:
+    """What a server fell over of the questions that hold the same material, as those of a group do.
+
+    `alone` is held by one of them at a time, once its request is cut again, until it is known whose material did it.
+    What is found out of one is known of all, which are as many as the group is large.
+    """
+
+    alone: asyncio.Lock = field(default_factory=asyncio.Lock)
+    material: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
 class _Suspect(Generic[_T]):
     """A request that a server may have fallen over, asked in turn with `known`."""
 
     known: Ask[Any]
     request: Callable[..., Awaitable[_T]]
     client: Client
+    is_known: Callable[[], Awaitable[bool]] | None = None
     cut_s: list[float] = field(default_factory=list)
     """How long it went on each time, before the connection broke."""
     is_counted: bool = False
@@ -295,6 +308,8 @@ class _Suspect(Generic[_T]):
                 return tried.value
             if was_cut:
                 break
+        if self.is_known is not None and await self.is_known():
+            return None
         few, left, tries = _FEWEST_FALLS, left_s(), Known(falls.alone)
         return await in_turn(self.as_long, self.once, most=most, within_s=left, is_dear=True, tries=tries, fewest=few)
 
@@ -308,6 +323,7 @@ async def if_felled(
     *,
     most: int = ROUNDS,
     within_s: float,
+    is_known: Callable[[], Awaitable[bool]] | None = None,
 ) -> _T:
     """The answer to a request that failed with `error`, where it may have felled the server: it broke the connection.
 
@@ -317,17 +333,18 @@ async def if_felled(
     Args:
         known: fails at once where the server is away.
         scope: all who share it and ask for what may have felled the server do so one at a time.
+        is_known: asked of a request that was cut again; True where it is known to fell the server.
 
     Raises:
         EndpointError: `error`, where the server was not away; `is_held`: it fell each time; or nobody can tell.
     """
     lane, falls, was_cut = here(), scope.keep(("falls", client.endpoint.base_url), _Falls), error.is_cut
     with entered(lane and lane.at("beside")), running_under(Countdown(within_s)):  # a replay does not ask these
-        if isinstance(await known(), Answered) if was_cut else not (falls.suspects and is_away(error)):
-            raise error
-        falls.suspects += was_cut
+        falls.suspects += was_cut  # at once: others find the server away before anybody can say that it is
         try:
-            given = await _Suspect(known, request, client).found(falls, was_cut=was_cut, most=most)
+            if isinstance(await known(), Answered) if was_cut else not (falls.suspects and is_away(error)):
+                raise error
+            given = await _Suspect(known, request, client, is_known).found(falls, was_cut=was_cut, most=most)
         except RewardError as untold:
             raise EndpointError(f"{error}; {untold}") from error
         finally:

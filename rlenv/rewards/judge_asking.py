@@ -28,8 +28,8 @@ from rlenv.errors import EndpointError, RewardError
 from rlenv.language.spec import BreakerSpec, SamplingSpec
 from rlenv.language.templates import Template, TemplateError
 from rlenv.messages import Message
-from rlenv.rewards.asking_again import Answered, HeldUp, Refused, Untold, in_turn
-from rlenv.rewards.asking_models import Pace, at_once, failed, if_felled, if_unread, in_time
+from rlenv.rewards.asking_again import Answered, HeldUp, Refused, Untold, in_turn, waits_s
+from rlenv.rewards.asking_models import Felling, Pace, at_once, failed, if_felled, if_unread, in_time
 from rlenv.rewards.verdict import (
     Fence,
     Health,
@@ -182,9 +182,18 @@ class _Asking:
     """Replies in a row about harmless characters that could not be read."""
     why: str = ""
     """The fault of the last reply that could not be read."""
+    turn: Felling | None = None
+    """Held where the server fell over the question again."""
 
     async def verdict(self) -> JudgeReply | Failed:
         """The verdict, after as many tries as it takes; where there is none, why."""
+        try:
+            return await self._found()
+        finally:
+            if self.turn is not None:
+                self.turn.alone.release()
+
+    async def _found(self) -> JudgeReply | Failed:
         self.bound = _most_chars(self.member)
         client = await self.member.endpoint.client(self.question.scope)
         material = {name: self.question.material[name] for name in self.named}
@@ -196,6 +205,8 @@ class _Asking:
             if isinstance(found, HeldUp):
                 break
         if blamed := await self._blamed(client, is_held=isinstance(found, HeldUp)):
+            if self.turn is not None:
+                self.turn.material |= self._material_of(blamed)
             return JudgeReply(None, self.attempts, self.usage, blamed)
         return Failed("the judge gave no answer in time")
 
@@ -240,13 +251,10 @@ class _Asking:
                 return await self._asked(client, material, limit)
             return failed(_WHO, error)
         self.attempts += 1
-        if completion.finish_reason == "length":
-            # A schema holds a model to a form, and a text in it has no end of its own: it is given one.
+        if completion.finish_reason == "length":  # a text in a schema has no end of its own: it is given one
             self.most_chars = self.bound
-        model = self.member.endpoint.model
-        return self._answered(client, completion, nonce, material) or Unread(
-            f"no reply of {model} could be read in {self.attempts} tries: {self.why}"
-        )
+        answered, model = self._answered(client, completion, nonce, material), self.member.endpoint.model
+        return answered or Unread(f"no reply of {model} could be read in {self.attempts} tries: {self.why}")
 
     @property
     def _everyone(self) -> tuple[int, ...]:
@@ -266,6 +274,10 @@ class _Asking:
             for _ in range(1 if is_held else _LARGER_ROUNDS):
                 with suppress(TimeoutError):
                     async with asyncio.timeout(limit_s):
+                        for wait in waits_s() if self.turn is not None else ():  # until the server is back
+                            if isinstance(await self._without(client, everyone, is_at_once=True), Answered):
+                                break
+                            await pause(wait)
                         while isinstance(found := await self._without(client, (index,)), Untold) and is_held:
                             await pause(_AWAY_S)  # another one's material may have felled the server
                     if isinstance(found, Answered):
@@ -319,7 +331,8 @@ class _Asking:
         form = "Answer with one JSON object that fits this JSON Schema and nothing else"
         system = SYSTEM.format(fence=fence.instructions, form=f"{form}: {orjson.dumps(schema).decode()}\n{by.says}")
         messages = [Message("system", system), Message("user", f"{prompt}{by.ending}")]
-        extra = {"response_format": _response_format(schema), **member.sampling.extra}
+        held = {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": schema}}
+        extra = {"response_format": held, **member.sampling.extra}
         sampling = member.sampling.model_copy(update={"seed": by.seed + attempt, "extra": extra})
         asked = None
         if here() is not None:
@@ -359,7 +372,8 @@ class _Asking:
             found = await asked
         except EndpointError as error:
             known, within_s = partial(known, is_at_once=True), share * self.limit.left_s
-            return await if_felled(known, request, error, client, scope, most=_ROUNDS, within_s=within_s)
+            felled = partial(if_felled, known, request, error, client, scope, is_known=self._is_known_to_fell)
+            return await felled(most=_ROUNDS, within_s=within_s)
         if self.tries > max(2, self.by.retries + 1) or (found.finish_reason == "length" and self.most_chars is None):
             return found
 
@@ -374,6 +388,17 @@ class _Asking:
 
         took_s, within_s = self.limit.clock_s - begun, share * self.limit.left_s
         return await if_unread(known, again, found, is_read, most=_ROUNDS, took_s=took_s, within_s=within_s)
+
+    async def _is_known_to_fell(self) -> bool:
+        """True where another question has told that some of this one's material fells the server."""
+        felling = self.question.felling.setdefault(self.member.endpoint.base_url, Felling())
+        if self.turn is None:
+            await felling.alone.acquire()
+            self.turn = felling
+        return not felling.material.isdisjoint(self._material_of(self._everyone))
+
+    def _material_of(self, parties: tuple[int, ...]) -> set[int]:
+        return {id(self.question.material[name]) for index in parties for name in self.question.parties[index]}
 
     async def _around(self, request: _Request, *, is_known: bool, is_at_once: bool = False) -> Completion:
         """One request, unless asking again is no use; a tape keeps that, since a replay does not know of the others."""
@@ -423,7 +448,3 @@ def _most_chars(member: Member) -> int:
     since a character may be a token, and the nonce, the keys and the score have to fit too."""
     tokens = member.sampling.max_tokens or member.endpoint.sampling.max_tokens
     return _MOST_TEXT if tokens is None else max(1, min(_MOST_TEXT, tokens // 4))
-
-
-def _response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": dict(schema)}}

@@ -12,7 +12,7 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf, isfinite
 from typing import Any, Final, TypeVar
 
@@ -130,7 +130,7 @@ class Question:
     """The material that a judge is asked about, and the episode that it is for.
 
     `material` is by name. `parties` says whose it is: each policy's names in a set of its own; what is in none of them
-    is the author's. `caller` is the episode, as `Health.ask` takes it.
+    is the author's. `caller` is the episode, as `Health.ask` takes it. Those of a group share `felling`, by address.
     """
 
     task: Mapping[str, Any]
@@ -139,6 +139,7 @@ class Question:
     parties: tuple[frozenset[str], ...]
     scope: Scope
     caller: Hashable
+    felling: dict[str, Any] = field(default_factory=dict)
 
     def without(self, parties: tuple[int, ...], *, filler: str) -> dict[str, Material]:
         """The material with `filler` in place of what some parties wrote."""

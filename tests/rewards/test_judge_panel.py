@@ -9,6 +9,7 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from rlenv.rewards.verdict import ReplySchema, UnreadableReply
 from rlenv.runs.replay import replay, rescore
 from rlenv.runs.variants import Weights, varied
 from rlenv.trajectory import ModelUsage, TermResult, Trajectory
-from tests.support.judges import Server, chat, compiled, context, judged, one
+from tests.support.judges import Server, chat, compiled, context, falling, judged, one
 
 WITH: dict[str, Any] = {"pairwise": {"with": "Because of {{ task.question }}"}, "prompt": "Which answer is kinder?"}
 OTHER = "Because of why?"
@@ -216,17 +217,19 @@ def contest(
     *groups: Sequence[str],
     set: Mapping[str, Any] | None = None,
     then: Callable[[rlenv.Environment, list[Trajectory]], Any] | None = None,
+    through: Callable[[str], AbstractAsyncContextManager[str]] = nullcontext,
 ) -> Any:
     """The answers of each group, measured together, or what `then` makes of them while the server runs.
 
     Args:
         set: keys of the spec, by dotted path.
+        through: gives the address that is asked, from the server's.
     """
     path = folder / "env.yaml"
 
     async def main() -> Any:
-        async with asyncio.timeout(60), server.running():
-            path.write_text(SPEC.replace("${env:JUDGE}", server.address))
+        async with asyncio.timeout(60), server.running(), through(server.address) as address:
+            path.write_text(SPEC.replace("${env:JUDGE}", address))
             async with rlenv.load(path, set=set) as environment:
                 played = []
                 for task, answers in enumerate(groups):
@@ -393,6 +396,20 @@ def test_an_answer_that_keeps_the_judge_busy_makes_no_others_late(
     )
     assert hung == own
     assert [first, second, third] == pytest.approx(others)
+
+
+@pytest.mark.parametrize("places", [2, 64])
+def test_an_answer_that_fells_the_server_loses_its_comparisons_and_takes_none_from_the_others(
+    places: int, tmp_path: Path
+) -> None:
+    """However many wait for a place, and find the server away before it is known that it fell."""
+
+    def answer(body: Mapping[str, Any]) -> str:
+        return verdict("tie") if any("left out" in text for text in shown(body)) else higher(body)
+
+    answers, few = ["3", "It fells.", "2", "1"], {"endpoints.writer.concurrency": places}
+    found = values(contest(tmp_path, Server([answer]), answers, set=few, through=falling))
+    assert found == pytest.approx([1.0, 0.0, 2 / 3, 1 / 3])
 
 
 def test_a_server_that_is_down_makes_nobodys_reward_a_number(tmp_path: Path) -> None:
