@@ -27,6 +27,10 @@ _LOST: Final = ("infrastructure", "unclear")
 _REFUSED: Final = "refused"
 _BY_CODE: Final[Mapping[str, Whose]] = {"infrastructure": "infrastructure", "unclear": "unclear", _REFUSED: "policy"}
 """The outcomes of calls that code made and that may be lost (`rlenv.tools.code`), and whose failure each is."""
+_OF_SERVERS: Final = ("agent", "http", "mcp")
+"""Kinds that may change what a server holds where they are not idempotent; an agent has tools of its own."""
+_BY_ASKING: Final = ("busy", "rate_limited")
+"""What asking alone brings about: of a known call, it tells of no outage in which everything is refused."""
 _OWN_STATE: Final = ("bash", "code", "files", "gymnasium", "sql")
 """Kinds that change nothing but what is the episode's own; the tools that code calls are looked at themselves."""
 _ALWAYS_KNOWN: Final[Mapping[str, Mapping[str, Any]]] = {"code": {"code": "1"}, "sql": {"sql": "SELECT 1"}}
@@ -55,7 +59,7 @@ def _may_change(one: Tool, answers: Tool) -> bool:
     """True if a call of one tool may change what another answers."""
     if one.kind in _OWN_STATE and answers.depends_on != "episode":
         return False
-    return one.mutates or (one.kind in ("http", "mcp") and not one.idempotent)
+    return one.mutates or (one.kind in _OF_SERVERS and not one.idempotent)
 
 
 def _own_s(result: ToolResult) -> float:
@@ -236,19 +240,22 @@ async def _settled(
         known = _known(tool, context)
     if tool is None or tool.mutates or known is None:
         raise _untried(lost, tool)
-    arguments, well, may_fell = lost.arguments, failed, False
+    arguments, well = lost.arguments, failed
+    may_fell = is_refused = is_doubtful = False
 
     async def ask_known() -> Answered[ToolResult] | Refused | Untold:
-        nonlocal well
+        nonlocal well, is_doubtful
         found = await context.call(tool.name, known)
         if found.outcome == "ok":
             well = found
             return Answered(found)
+        is_doubtful = is_doubtful or found.reason not in _BY_ASKING
         why = f"{found.reason or found.outcome}: {found.text:.200}"
         is_there = found.reason == _REFUSED or (found.whose == "unclear" and found.reason != "late")
         return Refused(why) if is_there else Untold(why, is_last=not is_lost(found))
 
     async def ask_again() -> Answered[ToolResult] | Refused | Untold:
+        nonlocal is_refused
         if arguments is None:
             return Refused("it was not kept")
         if arguments == known:
@@ -256,6 +263,7 @@ async def _settled(
         found = await context.call(tool.name, arguments)
         if found.reason != _REFUSED and (not is_lost(found) or (found.reason in _FELLED and not may_fell)):
             return Answered(found)
+        is_refused = is_refused or (found.reason == _REFUSED and well.outcome == "ok")
         why = f"{found.reason}: {found.text:.200}"
         return Untold(why) if found.whose == "infrastructure" else Refused(why)
 
@@ -274,14 +282,13 @@ async def _settled(
             # What failed otherwise at first, as it found the server away, may fell it all the same.
             return found if found is None or not is_lost(found) else await asked(found, limit)
         except RewardError as error:
-            return error
+            # Refused beside a known one that went well, and then had no place: who asks so much would be masked by it.
+            return None if is_refused and not is_doubtful else error
         finally:
             asked_again.reset(token)
 
-    found = await _once(
-        context, f"{tool.name} {arguments!r}", partial(asked, failed, share_of_time(1.0, most_s=within_s))
-    )
-    if isinstance(found, RewardError):
+    ask = partial(asked, failed, share_of_time(1.0, most_s=within_s))
+    if isinstance(found := await _once(context, f"{tool.name} {arguments!r}", ask), RewardError):
         told = f"a call of '{lost.tool}' failed by no fault of the policy's ({failed.reason or failed.outcome})"
         raise RewardError(f"{told}, or nobody can tell: {found}") from found
     return replace(failed, whose="policy") if found is None else found

@@ -350,6 +350,10 @@ def test_a_call_that_its_server_refused_is_asked_again_beside_a_known_one(
     for times in range(4):  # no order of its own answers masks it
         assert worth(x=[*[failed("refused")] * times, ok()]) == well
         assert worth(x=[*[failed("server_error")] * times, failed("refused")]) == own
+    for reason in ("busy", "rate_limited"):  # as asking itself may bring about; an outage may end with it, too
+        assert worth(x=[failed("refused")], known=[ok(), failed(reason)]) == own
+        assert worth(x=[failed(reason)], known=[ok(), failed(reason)]) == down
+        assert worth(x=[failed("refused")], known=[ok(), failed("refused"), failed(reason)]) == down
 
 
 OTHER = replace(TOOL, name="other", example=None)
@@ -358,7 +362,7 @@ ALONE: list[tuple[Tool, Tool]] = [
     (replace(REFUSING, idempotent=False), OTHER),
     (replace(REFUSING, mutates=True), OTHER),
     (REFUSING, replace(OTHER, mutates=True)),
-    *((REFUSING, replace(OTHER, kind=kind)) for kind in ("http", "mcp")),
+    *((REFUSING, replace(OTHER, kind=kind)) for kind in ("agent", "http", "mcp")),
     (replace(REFUSING, depends_on="episode"), replace(OTHER, kind="sql", mutates=True)),
 ]
 
