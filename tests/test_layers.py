@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -132,6 +134,15 @@ def test_the_package_hands_out_what_users_type() -> None:
         assert getattr(rlenv, name) is not None
     assert set(rlenv.__all__) - {"__version__"} == set(rlenv._LAZY)
     assert set(rlenv.__all__) <= set(dir(rlenv))
+
+
+def test_each_module_has_the_names_that_it_lists() -> None:
+    lists = [name for name, path in MODULES.items() if "__all__" in path.read_text(encoding="utf-8")]
+    assert not {(name, one) for name in lists for one in _lacking(importlib.import_module(name))}
+
+
+def _lacking(module: Any) -> list[str]:
+    return [one for one in getattr(module, "__all__", ()) if not hasattr(module, one)]
 
 
 ADAPTER = {

@@ -12,7 +12,7 @@ import json
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing, nullcontext
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
@@ -249,7 +249,7 @@ class Client:
         timeout_s: float | None = None,
         tried: int = 0,
         is_beside: bool = False,
-        on_place: Callable[[], object] = lambda: None,
+        on_place: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> dict[str, Any]:
         """The JSON object that the server answers at `url`, which errors call `path`.
 
@@ -259,7 +259,7 @@ class Client:
             retries, timeout_s: in place of the endpoint's.
             tried: how often the server was asked the same before.
             is_beside: it takes no place from `concurrency`, such as one by which those are judged that have them.
-            on_place: called when it has its place, at each try.
+            on_place: entered for each try while it has its place.
 
         Raises:
             EndpointError: the server refused, or did not answer within the retries.
@@ -281,10 +281,10 @@ class Client:
                 limit_s = min(timeout_s, deadline - time.monotonic())
                 if limit_s <= 0:
                     break
-                on_place()
                 check_going_out(what)
                 self.requests += not is_free
-                answer = await self._tried(url, data, tried + attempt, limit_s, lacking, is_free=is_free)
+                with on_place():
+                    answer = await self._tried(url, data, tried + attempt, limit_s, lacking, is_free=is_free)
             if not isinstance(answer, _Problem):
                 return answer
             problem = answer

@@ -209,6 +209,8 @@ def asked_by(call: ToolCall | MalformedCall) -> Hashable:
 def _frozen(value: Any) -> Hashable:
     if isinstance(value, Mapping):
         return frozenset((key, _frozen(held)) for key, held in value.items())
+    if isinstance(value, int) and abs(value) >= 1 << 53:  # hashes of large integers are equal by design, not of texts
+        return int, hex(value)
     return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
 
 

@@ -219,13 +219,14 @@ class Gateway:
             if _is_over(held, deadline):
                 return self._ended(held)
             record.waiting.append(sent)
+            well: list[bool] = []
             try:
                 with counted(episode.tools.account, "policy"):
                     asking = partial(self._client.post, _CHAT, sent, deadline=deadline)
-                    answer = await written(asking, self._client.endpoint)
+                    answer = await written(asking, self._client.endpoint, well)
                     completion = self._client.counted(read_chat, answer)
             except EndpointError as error:
-                return await self._failed(held, error, sent, is_over=time.monotonic() >= deadline)
+                return await self._failed(held, error, sent, well, is_over=time.monotonic() >= deadline)
             finally:
                 record.waiting.remove(sent)
         parameters = {name: tool.parameters for name, tool in episode.toolset.tools.items()}
@@ -252,19 +253,20 @@ class Gateway:
         return sent | own | ({"max_tokens": min(limits)} if limits else {}) | (_ASKED_FOR if self._wants_ids else {})
 
     async def _failed(
-        self, held: Held, error: EndpointError, sent: Mapping[str, Any], *, is_over: bool
+        self, held: Held, error: EndpointError, sent: Mapping[str, Any], well: list[bool], *, is_over: bool
     ) -> Exchange | web.Response:
         """What an agent is told where its model did not answer. An outage ends the episode; whether a fault of the
         server's is one is asked beside it, since a request may have made it fail. A model that writes for longer than
         it may (`written`), also than the episode, is no outage: it could leave out its own sample."""
-        held.aside.is_long |= error.is_held or (is_over and await self._starts(sent))
+        held.aside.is_long |= error.is_held
+        if is_over and not held.aside.is_long:
+            held.aside.is_long = (all(well) and await self._starts(sent)) or await self._hangs(sent)
         if held.is_closing or (is_over and held.aside.is_long):
             return self._ended(held)
         if error.status in REFUSED:
             return refusal(400, str(error))
-        ping = {"messages": [{"role": "user", "content": "Say yes."}], **self._client.body(None)}
         is_unclear = error.status is not None or error.is_garbled
-        is_own = error.is_held or (is_unclear and await self._starts(ping))
+        is_own = error.is_held or (is_unclear and await self._starts()) or (error.is_late and await self._hangs(sent))
         if held.is_closing:
             return self._ended(held)
         if is_own:
@@ -272,8 +274,13 @@ class Gateway:
         held.session.episode.fail("policy", str(error))
         return refusal(503, "the model does not answer; the episode is over", code="episode_over")
 
-    async def _starts(self, sent: Mapping[str, Any]) -> bool:
-        return await starts(partial(self._client.post, _CHAT, sent), self._client.endpoint)
+    async def _starts(self, sent: Mapping[str, Any] | None = None) -> bool:
+        ping = {"messages": [{"role": "user", "content": "Say yes."}], **self._client.body(None)}
+        return await starts(partial(self._client.post, _CHAT, ping if sent is None else sent), self._client.endpoint)
+
+    async def _hangs(self, sent: Mapping[str, Any]) -> bool:
+        """True if a request that had no first token has none again, between others that have theirs at once."""
+        return await self._starts() and not await self._starts(sent) and await self._starts()
 
     def _plain(self, answer: Mapping[str, Any], completion: Completion) -> dict[str, Any]:
         """An answer in the form that clients expect, as it was read; what else the server says is left out."""
@@ -295,7 +302,8 @@ class Gateway:
 
     async def _scored(self, held: Held, answer: str | None) -> Sequence[Message] | None:
         if held.aside.waiting:
-            held.aside.is_long = await self._starts(held.aside.waiting[-1])
+            asked = held.aside.waiting[-1]
+            held.aside.is_long = await self._starts(asked) or await self._hangs(asked)
             if not held.aside.is_long:  # and so its agent gave up
                 held.session.episode.fail("policy", "the model does not answer")
         held.aside.scored = told_of(held.aside.exchanges)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -37,17 +37,13 @@ where that is less."""
 MAX_TOKENS: Final = 4096
 """The most tokens of an action in raw text where neither the sampling nor the spec has a limit; fewer where the
 server's context has no room for so many."""
-
-
 _FULL: Final = re.compile(
     r"(?i)context[ _](?:length|size|window)|(?:model|allowed|input) length|must have less than|max_new_tokens"
 )
 """What vLLM, SGLang, TGI, llama.cpp and OpenAI say of a request that has no room, where nobody counts its tokens."""
-
 _UNCLEAR: Final = frozenset((*REFUSED, 403, 451))
 """What a server answers to a conversation whose words it cannot take, and to every one where it is set up wrongly. No
 5xx is among them: a server that fails by chance would be taken for one that refuses."""
-
 _HARMLESS: Final = "harmless "
 _FEW_TOKENS: Final = 16
 
@@ -173,21 +169,22 @@ async def starts(request: _Request[Any], endpoint: Endpoint, *, tried: int = 1) 
     return True
 
 
-async def written(request: _Request[_T], endpoint: Endpoint) -> _T:
+async def written(request: _Request[_T], endpoint: Endpoint, well: list[bool] | None = None) -> _T:
     """The answer to a request, however long a policy writes on it.
 
     One that is not there in `timeout_s` would make the policy's own reward invalid, and one that is drawn again for
     that would be shorter than what the policy writes. So it is waited for while the server gives first tokens, for as
     long as its retries would take. The last try is a new request: one connection may hang beside a server that is well.
 
+    Args:
+        well: whether there was a first token is put behind it, each time that one is asked for.
+
     Raises:
         EndpointError: what the request raises; or `is_late`: there is no answer, and where there were first tokens
             beside the last two tries, `is_held`.
     """
     last, timeout_s, loop = endpoint.retries, endpoint.timeout_s, asyncio.get_running_loop()
-    well: list[bool] = []
-    late: list[tuple[asyncio.Timeout, asyncio.TimerHandle]] = []
-    watching: list[asyncio.Task[None]] = []
+    well = [] if well is None else well
 
     async def watch(limit: asyncio.Timeout, rounds: int) -> None:
         for left in range(rounds, 0, -1):
@@ -197,24 +194,25 @@ async def written(request: _Request[_T], endpoint: Endpoint) -> _T:
             await asyncio.sleep(timeout_s)
         limit.reschedule(loop.time())
 
-    def begin(*given: Any) -> None:  # few requests are late, and a task for each would take a tenth of an episode
-        watching.append(loop.create_task(watch(*given)))
+    @contextmanager
+    def placed(limit: asyncio.Timeout) -> Iterator[None]:  # what it waits for its place is not the server's
+        watching: list[asyncio.Task[None]] = []
 
-    def placed(limit: asyncio.Timeout, rounds: int) -> None:  # what it waits for its place is not the server's
-        if not late or late[-1][0] is not limit:
-            late.append((limit, loop.call_later(timeout_s, begin, limit, rounds)))
+        def begin() -> None:  # few requests are late, and a task for each would take a tenth of an episode
+            watching.append(loop.create_task(watch(limit, max(1, last - len(well)))))
+
+        timer = loop.call_later(timeout_s, begin)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            for task in watching:
+                task.cancel()
 
     while len(well) <= last:
         with suppress(TimeoutError):
             async with asyncio.timeout(None) as limit:
-                on_place = partial(placed, limit, max(1, last - len(well)))
-                try:
-                    return await request(timeout_s=inf, tried=len(well), on_place=on_place)
-                finally:
-                    for _, timer in late:
-                        timer.cancel()
-                    for task in watching:
-                        task.cancel()
+                return await request(timeout_s=inf, tried=len(well), on_place=partial(placed, limit))
     told = f"no answer from the server of {endpoint.model} within {last + 1} times {timeout_s:.3g} s"
     raise EndpointError(told, is_late=True, is_held=all(well[-2:]))
 
@@ -241,6 +239,8 @@ class _Session:
         self._is_over, self._actions = False, ""
         self._seen = 0
         self._asking: Sequence[Message] | None = None
+        self._well: list[bool] = []
+        """Whether the server was well beside what is asked now, each time that somebody looked."""
         self._before = 0
         """Tokens of the first prompt, as far as the server counts them."""
         self._used = 0
@@ -254,7 +254,7 @@ class _Session:
             return Sampled("", "length")
         if new and self._is_text:  # the prompt, then each action and the observation that followed it
             self._text += self._context.render_observation(new)
-        self._asking, around = messages, partial(self._answered, messages)
+        self._asking, self._well, around = messages, [], partial(self._answered, messages)
         try:
             with counted(self._context.account, "policy"):
                 answer = await self._asked(messages, most, around=around)
@@ -283,19 +283,24 @@ class _Session:
         """What is wrong with the server that has not answered in the episode's time; "" where it gives first tokens."""
         if self._asking is None or not self._asks_beside:
             return ""
-        try:
-            with counted(self._context.account, "policy"):
-                await self._asked(self._asking, 1, around=partial(beside, endpoint=self._client.endpoint))
-        except EndpointError as error:
-            return "" if error.status in REFUSED else str(error)
-        return ""
+        begun, soon = time.monotonic(), partial(beside, endpoint=self._client.endpoint)
+        first = partial(self._asked, self._asking, 1, around=soon)
+        with counted(self._context.account, "policy"):
+            try:
+                await first()
+            except EndpointError as error:
+                if error.status in REFUSED:
+                    return ""
+                told, took_s = str(error), time.monotonic() - begun
+                with suppress(RewardError):
+                    own = self._first and await self._in_turn(self._asking, first, is_now=False, took_s=took_s) is None
+                    return "" if own else told
+                return told
+        return "" if all(self._well) else "the server gave no first token for a part of the episode's time"
 
     def _left(self, new: Sequence[Message]) -> int | None:
-        """The most tokens of the next action; None where nobody limits them.
-
-        The server counts what it has read; of what is new the characters are taken. One that counts nothing leaves the
-        limit of the whole episode to the environment, which goes by characters as well.
-        """
+        """The most tokens of the next action; None where nobody limits them. Of what is new the characters are taken;
+        a server that counts nothing leaves the limit of the whole episode to the environment."""
         whole = self._context.response_tokens
         if whole is None:
             return self._most
@@ -303,11 +308,8 @@ class _Session:
         return left if self._most is None else min(left, self._most)
 
     async def _is_own(self, error: EndpointError, messages: Sequence[Message], most: int | None) -> bool:
-        """True where a server refuses a conversation for the policy's words in it.
-
-        It takes the same turns with harmless words in them, so that it is well and set up for such turns, and refuses
-        those in which the policy's words alone are kept.
-        """
+        """True where a server refuses a conversation for the policy's words in it: it takes the same turns with
+        harmless words in them, and refuses those in which the policy's words alone are kept."""
         if error.status not in _UNCLEAR:
             return False
         for keeps_own in (False, True):
@@ -321,28 +323,47 @@ class _Session:
     async def _answered(self, messages: Sequence[Message], request: _Request[Completion]) -> Completion:
         """The answer to a conversation. A server that fails each time is asked in turn for what is known to work.
 
-        It may fail at what a policy writes now: then it has the first token of the same conversation. Or it fails at
-        what the policy wrote before: then it takes the same turns with harmless words, and none with the policy's own.
-
         Raises:
             EndpointError: `is_held` where it fails at the policy's words.
         """
         if not self._asks_beside:
             return await request()
         endpoint, begun = self._client.endpoint, time.monotonic()
-        soon = partial(beside, endpoint=endpoint)
         try:
-            return await written(request, endpoint)
+            return await written(request, endpoint, self._well)
         except EndpointError as error:
-            is_unclear = error.is_garbled or error.is_cut or (error.status or 0) >= 500
+            is_unclear = error.is_garbled or error.is_cut or error.is_late or (error.status or 0) >= 500
             if error.is_held or not is_unclear:
                 raise
             failed = error
-        tries, lane = endpoint.retries + 1, here()
-        took_s, within_s = (time.monotonic() - begun) / tries, endpoint.timeout_s * tries
-        is_now = await starts(request, endpoint, tried=tries)
+        took_s = (time.monotonic() - begun) / (tries := endpoint.retries + 1)
+        is_now = not failed.is_late and await starts(request, endpoint, tried=tries)
         if not is_now and not self._first:
             raise failed  # it is the row's words
+        very: _Request[Completion] = partial(request, retries=0, tried=tries)
+        if failed.is_late:
+            very = partial(self._asked, messages, 1, around=partial(beside, endpoint=endpoint))
+        try:
+            given = await self._in_turn(messages, very, is_now=is_now, took_s=took_s)
+        except RewardError:
+            raise failed from None
+        if given is None:
+            raise EndpointError(f"the server fails at the policy's words: {failed}", is_held=True) from failed
+        if failed.is_late:
+            raise failed  # it hangs no more
+        return given
+
+    async def _in_turn(
+        self, messages: Sequence[Message], very: _Request[Completion], *, is_now: bool, took_s: float
+    ) -> Completion | None:
+        """What `very` gives, asked in turn with what is known to work; None where it fails at the policy's words.
+
+        It may fail at what a policy writes now (`is_now`): then the server has the first token of the same
+        conversation. Or it fails at what the policy wrote before: then it takes the same turns with harmless words,
+        and none with the policy's own. Raises RewardError: nobody can tell.
+        """
+        endpoint, lane = self._client.endpoint, here()
+        soon, within_s = partial(beside, endpoint=endpoint), endpoint.timeout_s * (endpoint.retries + 1)
 
         async def asked() -> None:
             await self._asked(messages, 1, keeps_own=None if is_now else False, around=soon)
@@ -350,18 +371,12 @@ class _Session:
             await self._asked((Message("user", _HARMLESS),), _FEW_TOKENS, text=_HARMLESS, around=few)
 
         with entered(lane and lane.at("beside")):  # a replay does not ask these
-            known, very = partial(_tried, asked), partial(_tried, partial(request, retries=0, tried=tries))
-            if isinstance(await known(), Refused):
-                raise failed
-            try:
-                given = await in_turn(known, very, within_s=within_s, took_s=took_s)
-            except RewardError:
-                raise failed from None
-            own = partial(self._asked, messages, 1, keeps_own=True)
+            known, own = partial(_tried, asked), partial(self._asked, messages, 1, keeps_own=True, around=soon)
+            if isinstance(told := await known(), Refused):
+                raise RewardError(told.why)
+            given = await in_turn(known, partial(_tried, very), within_s=within_s, took_s=took_s)
             if given is None and not is_now and isinstance(await _tried(own), Answered):
-                raise failed
-        if given is None:
-            raise EndpointError(f"the server fails at the policy's words: {failed}", is_held=True) from failed
+                raise RewardError("the server fails at others' words")
         return given
 
     async def _asked(

@@ -15,7 +15,7 @@ from rlenv.language.kinds import kind_of
 from rlenv.preflight import report
 from rlenv.preflight.lengths import Lengths, RunLimits, SplitLengths, TaskLengths, chosen_tasks, measure
 from rlenv.preflight.memory import Devices, Memory, Model, Pass, known_model, memory_of, model_of
-from rlenv.preflight.report import LimitNames, Preflight, judge_lengths, judge_memory, lines_of
+from rlenv.preflight.report import LimitNames, Preflight, TrainingStep, judge_lengths, judge_memory, lines_of
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.encoder import History
 from rlenv.tokens.verdict import Prompts, Verdict, verdict_of
@@ -108,7 +108,7 @@ async def _preflight(subjects: Sequence[CheckedSpec], plan: Plan) -> Preflight:
     if plan.machine is not None:
         memory, more = judge_memory(model, plan.machine, context=plan.context)
         findings += more
-    step: report.TrainingStep | None = report.step_of(trained, plan.episodes) if plan.episodes else None
+    step: TrainingStep | None = report.step_of(trained, plan.episodes) if plan.episodes else None
     return Preflight(plan.name, tuple(splits), tuple(findings), step, model, memory, plan.machine, verdicts)
 
 

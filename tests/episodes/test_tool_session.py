@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import rlenv
+from rlenv.episodes.tool_session import asked_by
 from rlenv.hosts.exchanges import matched
 from rlenv.messages import Message, ToolCall
 
@@ -196,6 +197,14 @@ def test_a_thousand_calls_are_found_with_a_few_looks_at_each() -> None:
     (said,) = matched([Message("assistant", "", tuple(calls))], [*made, ToolCall("double", {"n": 7}, "twice")])
     assert [one.id for one in said.tool_calls] == [f"made {number}" for number in range(1_000)]
     assert _Seen.looks <= 4_000
+
+
+def test_calls_are_told_apart_by_hashes_that_nobody_can_make_equal() -> None:
+    """Those of integers are known: a policy could write thousands that are all looked at for each."""
+    apart = {hash(asked_by(ToolCall("double", {"n": number * (2**61 - 1)}))) for number in range(100)}
+    assert len(apart) == 100
+    same = [asked_by(ToolCall("double", {"n": number})) for number in (3, 3.0)]
+    assert same[0] == same[1]
 
 
 def test_a_result_reads_as_the_spec_cuts_it(tmp_path: Path) -> None:

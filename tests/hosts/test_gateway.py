@@ -259,13 +259,49 @@ def test_a_history_of_more_values_than_are_read_on_the_loop_is_refused(tmp_path:
 
 
 @pytest.mark.parametrize("is_well", [True, False])
+def test_a_request_at_which_the_server_hangs_is_the_agents_where_another_is_answered(
+    tmp_path: Path, is_well: bool
+) -> None:
+    async def answer(body: Any) -> Any:
+        return await never() if "poison" in str(body) or not is_well else RIGHT
+
+    async def play(ask: Asks, model: FakeEndpoint) -> Any:
+        seat = await seat_of(ask)
+        poison = {"messages": [{"role": "user", "content": "poison"}]}
+        assert (await ask("POST", f"{seat['base_url']}/chat/completions", poison))[0] == (400 if is_well else 503)
+        if is_well:
+            await ask("POST", f"{seat['base_url']}/chat/completions", {"messages": seat["messages"]})
+        return await finished(ask, seat)
+
+    assert gateway(answer, tmp_path, play, timeout_s=0.1, retries=1)["success"] is (True if is_well else None)
+
+
+def test_a_model_that_hung_for_a_part_of_an_episodes_time_gives_no_number(tmp_path: Path) -> None:
+    firsts: list[Any] = []
+
+    async def answer(body: Any) -> Any:
+        firsts.extend([body] * (body.get("max_tokens") == 1))
+        return "Y" if body.get("max_tokens") == 1 and len(firsts) > 1 else await never()
+
+    async def play(ask: Asks, model: FakeEndpoint) -> Any:
+        seat = await seat_of(ask)
+        await ask("POST", f"{seat['base_url']}/chat/completions", {"messages": seat["messages"]})
+        return await finished(ask, seat)
+
+    spec = SPEC.replace("turns: 3", "turns: 3, episode_s: 0.8")
+    ended = gateway(answer, tmp_path, play, spec=spec, timeout_s=0.2, retries=9)
+    assert (ended["success"], ended["failure"]["reason"]) == (None, "policy")
+
+
+@pytest.mark.parametrize("is_well", ["beside it", "but at the request", "never"])
 @pytest.mark.parametrize("by", ["time", "driver"])
-def test_an_episode_that_ends_while_its_model_hangs_has_no_number(tmp_path: Path, is_well: bool, by: str) -> None:
+def test_an_episode_that_ends_while_its_model_hangs_has_no_number(tmp_path: Path, is_well: str, by: str) -> None:
     asked_for = asyncio.Event()
 
     async def answer(body: Any) -> Any:
         asked_for.set()
-        return "Y" if body.get("max_tokens") == 1 and is_well else await never()
+        is_another = body["messages"][0]["content"] == "Say yes." or is_well == "beside it"
+        return "Y" if body.get("max_tokens") == 1 and is_another and is_well != "never" else await never()
 
     async def play(ask: Asks, model: FakeEndpoint) -> Any:
         seat = await seat_of(ask)
@@ -278,9 +314,9 @@ def test_an_episode_that_ends_while_its_model_hangs_has_no_number(tmp_path: Path
 
     seconds = 0.5 if by == "time" else 300
     spec = SPEC.replace("turns: 3", f"turns: 3, episode_s: {seconds}")
-    ended = gateway(answer, tmp_path, play, spec=spec, timeout_s=2.0, retries=1)
+    ended = gateway(answer, tmp_path, play, spec=spec, timeout_s=1.0, retries=1)
     assert (ended["success"], ended["failure"] and ended["failure"]["reason"]) == (
-        (False, None) if is_well else (None, "policy")
+        (None, "policy") if is_well == "never" else (False, None)
     )
 
 

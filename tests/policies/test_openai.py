@@ -458,6 +458,72 @@ def test_what_a_request_waits_for_its_place_is_no_answer_without_end(make_enviro
     assert asked == 12
 
 
+def test_what_a_request_that_failed_waits_for_its_place_is_no_answer_without_end(make_environment: Any) -> None:
+    """While it waits to be made again, another has the only place for longer than all its tries may take."""
+
+    async def main() -> list[Trajectory]:
+        firsts, has_failed, enough = 0, False, asyncio.Event()
+
+        async def answer(body: Any) -> Any:
+            nonlocal firsts, has_failed
+            if _is_first(body):
+                firsts += 1
+                if firsts == 3:
+                    enough.set()
+                return "Y"
+            if not has_failed:
+                has_failed = True
+                return Reply(503)
+            await enough.wait()
+            return "<answer>5</answer>"
+
+        async with FakeEndpoint(answer) as server, asyncio.timeout(60):
+            policy = OpenAIPolicy(server.base_url, "toy", timeout_s=0.5, retries=3, concurrency=1)
+            played = await rollout(make_environment(), policy, [Job("train", 0, 3)] * 2, concurrency=2)
+            await policy.aclose()
+            return played
+
+    assert [one.success for one in asyncio.run(main())] == [True] * 2
+
+
+@pytest.mark.parametrize(("by", "mode"), [("time", "tools"), ("tries", "text")])
+@pytest.mark.parametrize("word", ["1330+3", "1333", ""], ids=["its own", "a tool's", "any"])
+def test_a_server_that_hangs_at_the_policys_own_words_leaves_its_sample_in(
+    make_environment: Any, mode: str, by: str, word: str
+) -> None:
+    turns = 0
+
+    async def answer(body: Any) -> Any:
+        nonlocal turns
+        turns += 1
+        if turns > 1 and _fails(body, mode, word):
+            await never()
+        return "<" + _SPEAKS if mode == "text" else _CALCULATES
+
+    is_time = by == "time"
+    environment = make_environment(limits__episode_s=0.5 if is_time else 60)
+    trajectory, _ = served(
+        environment, answer, mode=mode, timeout_s=1.0 if is_time else 0.1, retries=3 if is_time else 19
+    )
+    own = ("time" if is_time else "turn_tokens", 0.0)
+    assert _ending(trajectory) == (own if word == "1330+3" else ("policy", None))
+
+
+@BOTH
+def test_a_server_that_hung_for_a_part_of_an_episodes_time_gives_no_number(make_environment: Any, mode: str) -> None:
+    """The time that it took from the episode is not the policy's, though it is well in the end."""
+    begun = 0
+
+    async def answer(body: Any) -> Any:
+        nonlocal begun
+        begun += not _is_first(body)
+        return "Y" if _is_first(body) and begun > 1 else await never()
+
+    environment = make_environment(limits__episode_s=1.0)
+    trajectory, _ = served(environment, answer, mode=mode, timeout_s=0.2, retries=9)
+    assert _ending(trajectory) == ("policy", None)
+
+
 def test_a_connection_that_hangs_beside_a_server_that_is_well_costs_no_number(make_environment: Any) -> None:
     held = 0
 
@@ -490,6 +556,7 @@ def _fails(body: Any, mode: str, word: str) -> bool:
     return word in said
 
 
+_CALCULATES = Message("assistant", "", (ToolCall("calculate", {"expression": "1330+3"}, "c1"),))
 _SPEAKS = 'tool_call>\n{"name": "calculate", "arguments": {"expression": "1330+3"}}\n</tool_call>'
 
 
@@ -506,9 +573,8 @@ def test_a_server_that_fails_at_the_policys_own_words_leaves_its_sample_in(
         turns += 1
         if turns > 1 and _fails(body, mode, word):
             return reply
-        return "<" + _SPEAKS if mode == "text" else calculates
+        return "<" + _SPEAKS if mode == "text" else _CALCULATES
 
-    calculates = Message("assistant", "", (ToolCall("calculate", {"expression": "1330+3"}, "c1"),))
     trajectory, _ = served(make_environment(), answer, mode=mode, retries=1)
     assert trajectory.reward.total == (0.0 if word == "1330+3" else None)
     assert len(trajectory.turns) == 1 + (word == "1330+3")
