@@ -459,31 +459,32 @@ def test_what_a_request_waits_for_its_place_is_no_answer_without_end(make_enviro
 
 
 def test_what_a_request_that_failed_waits_for_its_place_is_no_answer_without_end(make_environment: Any) -> None:
-    """While it waits to be made again, another has the only place for longer than all its tries may take."""
+    """It is made again behind all others, and its answer takes most of its tries then."""
 
     async def main() -> list[Trajectory]:
-        firsts, has_failed, enough = 0, False, asyncio.Event()
+        asked, firsts, is_late = 0, 0, asyncio.Event()
 
         async def answer(body: Any) -> Any:
-            nonlocal firsts, has_failed
+            nonlocal asked, firsts
             if _is_first(body):
                 firsts += 1
-                if firsts == 3:
-                    enough.set()
+                is_late.set()
                 return "Y"
-            if not has_failed:
-                has_failed = True
+            asked, begun = asked + 1, firsts
+            if asked == 1:
                 return Reply(503)
-            await enough.wait()
+            while firsts < begun + 1 + (asked == 7):
+                is_late.clear()
+                await is_late.wait()
             return "<answer>5</answer>"
 
         async with FakeEndpoint(answer) as server, asyncio.timeout(60):
-            policy = OpenAIPolicy(server.base_url, "toy", timeout_s=0.5, retries=3, concurrency=1)
-            played = await rollout(make_environment(), policy, [Job("train", 0, 3)] * 2, concurrency=2)
+            policy = OpenAIPolicy(server.base_url, "toy", timeout_s=0.2, retries=3, concurrency=1)
+            played = await rollout(make_environment(), policy, [Job("train", 0, 3)] * 6, concurrency=6)
             await policy.aclose()
             return played
 
-    assert [one.success for one in asyncio.run(main())] == [True] * 2
+    assert [one.success for one in asyncio.run(main())] == [True] * 6
 
 
 @pytest.mark.parametrize(("by", "mode"), [("time", "tools"), ("tries", "text")])
