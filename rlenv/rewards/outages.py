@@ -59,7 +59,7 @@ def _may_change(one: Tool, answers: Tool) -> bool:
     """True if a call of one tool may change what another answers."""
     if one.kind in _OWN_STATE and answers.depends_on != "episode":
         return False
-    return one.mutates or (one.kind in _OF_SERVERS and not one.idempotent)
+    return one.mutates or one.may_write or (one.kind in _OF_SERVERS and not one.idempotent)
 
 
 def _own_s(result: ToolResult) -> float:

@@ -179,6 +179,7 @@ class Tool:
         thread: sync and possibly blocking: called in the bounded thread pool, abandoned at its timeout.
 
     `idempotent` is true where a call may be repeated without harm; only then is it retried or its result kept.
+    `may_write` is true where such a call may change what a server holds all the same, as a deletion does.
     `depends_on` says what equal results need beside equal arguments: nothing, an equal task, or the same episode.
     `identity` stands for what the tool is made of beside its entry in the spec (a function's source): a cache on disk
     forgets what was kept under another. `reaches_out` is true where a call leaves the environment (a service, a model):
@@ -202,6 +203,7 @@ class Tool:
     concurrency: int | None = None
     mutates: bool = False
     idempotent: bool = False
+    may_write: bool = False
     depends_on: DependsOn = "episode"
     identity: str = ""
     entry: str = ""

@@ -272,9 +272,7 @@ def compile_http(name: str, spec: HttpSpec, context: CompileContext) -> Sequence
 
     async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
         answer = await exchange(request(arguments, call), call)
-        if preset == "search-r1":
-            return _search_r1(answer, max_bytes)
-        return _output(answer, select, max_bytes)
+        return _search_r1(answer, max_bytes) if preset == "search-r1" else _output(answer, select, max_bytes)
 
     return (
         Tool(
@@ -285,6 +283,7 @@ def compile_http(name: str, spec: HttpSpec, context: CompileContext) -> Sequence
             mode="async",
             depends_on=_depends_on(spec),
             reaches_out=True,
+            may_write=method in ("PUT", "PATCH", "DELETE"),
             **common(spec, idempotent=preset is not None or method in ("GET", "HEAD")),
         ),
     )

@@ -342,6 +342,7 @@ def _tool(
         run=run,
         mode="async",
         reaches_out=spec.command is None,
+        may_write=not (tool.is_read_only or spec.idempotent),
         shares="" if is_own else f"the server's state, which episodes share (scope: {spec.scope})",
         about=about,
         **fields,

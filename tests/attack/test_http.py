@@ -152,3 +152,10 @@ def test_odd_numbers_of_a_model_server_are_no_usage() -> None:
 @pytest.mark.parametrize("header", ["nan", "-1", "x", "Mon, 01 Jan 0001 00:00:00 -2359", "9" * 400, "\x00", ""])
 def test_any_word_for_when_to_come_back_is_a_wait(header: str) -> None:
     assert seconds_of(header) >= 0
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"])
+def test_a_method_that_writes_may_change_what_a_server_holds_however_often_it_may_be_repeated(method: Any) -> None:
+    spec = HttpSpec(kind="http", url="http://127.0.0.1:9/", method=method, idempotent=True)
+    (tool,) = KIND.factory("ask", spec, CompileContext(base=Path()))
+    assert tool.may_write is (method in ("PUT", "PATCH", "DELETE"))

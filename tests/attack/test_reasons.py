@@ -362,6 +362,7 @@ ALONE: list[tuple[Tool, Tool]] = [
     (replace(REFUSING, idempotent=False), OTHER),
     (replace(REFUSING, mutates=True), OTHER),
     (REFUSING, replace(OTHER, mutates=True)),
+    (REFUSING, replace(OTHER, kind="mcp", idempotent=True, may_write=True)),
     *((REFUSING, replace(OTHER, kind=kind)) for kind in ("agent", "http", "mcp")),
     (replace(REFUSING, depends_on="episode"), replace(OTHER, kind="sql", mutates=True)),
 ]

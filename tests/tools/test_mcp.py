@@ -117,6 +117,7 @@ def test_what_the_server_says_about_its_tools_decides_what_may_be_repeated() -> 
     assert (tools["wait"].idempotent, tools["wait"].mutates) == (False, False)
     said = lab(mutates=False, idempotent=True)["count"]
     assert (said.idempotent, said.mutates) == (True, False)
+    assert [one.may_write for one in (tools["echo"], tools["add"], said)] == [False, True, False]
 
 
 @pytest.mark.slow
