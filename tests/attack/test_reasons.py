@@ -359,6 +359,7 @@ def test_a_call_that_its_server_refused_is_asked_again_beside_a_known_one(
 OTHER = replace(TOOL, name="other", example=None)
 ALONE: list[tuple[Tool, Tool]] = [
     (replace(REFUSING, example=None), OTHER),
+    (replace(REFUSING, depends_on="task"), OTHER),
     (replace(REFUSING, idempotent=False), OTHER),
     (replace(REFUSING, mutates=True), OTHER),
     (REFUSING, replace(OTHER, mutates=True)),
