@@ -168,7 +168,7 @@ async def falling(address: str, *, has_proxy: bool = False) -> AsyncIterator[str
         if fells and not is_away:
             is_away = True
             if not has_proxy:
-                serving.pop().close()
+                await shut()
                 for one in open_now.values():
                     one.transport.abort()
             await passes(0.05)
@@ -186,11 +186,24 @@ async def falling(address: str, *, has_proxy: bool = False) -> AsyncIterator[str
     async def serve(port: int = 0) -> None:
         serving.append(await asyncio.start_server(met, "127.0.0.1", port))
 
+    async def shut() -> None:
+        # asyncio leaves a connection open that was accepted, and met by nobody yet, when its server closes.
+        server = serving.pop()
+        for one in server.sockets:
+            asyncio.get_running_loop().remove_reader(one.fileno())
+        for _ in range(8):
+            await asyncio.sleep(0)
+        server.close()
+
+    async def gone() -> None:
+        while open_now:
+            for one in open_now.values():
+                one.transport.abort()
+            await asyncio.wait(list(open_now))
+
     await serve()
     port = serving[0].sockets[0].getsockname()[1]
     yield f"http://127.0.0.1:{port}/v1"
-    while open_now:
-        for one in open_now.values():
-            one.transport.abort()
-        await asyncio.wait(list(open_now))
-    serving.pop().close()
+    await gone()
+    await shut()
+    await gone()
