@@ -42,7 +42,6 @@ _ID: Final = re.compile(rb'"id"\s*:\s*([0-9]{1,15})\s*[,}]')
 _OWN_ID: Final = re.compile(rb'"id"\s*:\s*("rlenv-[0-9a-f]{24}")')
 _ANSWER: Final = re.compile(rb'"(?:result|error)"\s*:')
 _START: Final = re.compile(rb'\{\s*"(?:jsonrpc|id|result|error)"')
-_STARTS: Final = 3
 
 _BURST: Final = 4_000.0
 _PER_S: Final = 1_000.0
@@ -89,7 +88,7 @@ class MessageBudget:
         return self._left >= 0
 
 
-class Asked:
+class OpenRequests:
     """The requests of one session that wait for their answers, by ids that nobody can guess.
 
     What a call makes a server write is so no answer to the call of another episode, and each has one answer.
@@ -173,7 +172,7 @@ def _behind(line: bytes) -> JSONRPCMessage:
     found = deque(_OWN_ID.finditer(line), 1)
     if not found or not _ANSWER.search(line):
         raise ValueError("it is no message")
-    for start in [*deque(_START.finditer(line, 0, found[0].end()), _STARTS)][::-1]:
+    for start in [*deque(_START.finditer(line, 0, found[0].end()), 3)][::-1]:
         with suppress(ValueError):
             return _parsed(line[start.start() :])
     return _error(orjson.loads(found[0][1]), "something else stands in the line of its answer", SPOILT)

@@ -19,16 +19,7 @@ from mcp.client.streamable_http import MCP_SESSION_ID, streamable_http_client
 from mcp_types import INTERNAL_ERROR, JSONRPCError, JSONRPCResponse, jsonrpc_message_adapter
 
 from rlenv._base.strict_json import TooMuchJson
-from rlenv.tools._mcp import (
-    LARGE_BYTES,
-    MAX_MESSAGE_BYTES,
-    TOO_LARGE,
-    Events,
-    MessageBudget,
-    is_answer_to,
-    looked_at,
-    of_its_call,
-)
+from rlenv.tools import _mcp as wire
 
 UNREACHABLE = -32081
 """The code of a request for which no connection came about; in the range that JSON-RPC leaves to implementations."""
@@ -53,7 +44,7 @@ class _Careful(httpx2.AsyncBaseTransport):
         self._inner = httpx2.AsyncHTTPTransport(limits=_LIMITS, trust_env=False)
         self._on_lost = on_lost  # of a server that does not know the session, or by SSE of a message that is lost
         self._is_sse = is_sse
-        self._gate = MessageBudget()
+        self._gate = wire.MessageBudget()
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         if request.method != "DELETE":
@@ -80,7 +71,7 @@ class _Careful(httpx2.AsyncBaseTransport):
                 return _error(request, LOST, "the server does not know this session", status=404)
             if response.headers.get("content-encoding", "identity").lower() != "identity":
                 await response.aclose()
-                return _error(request, TOO_LARGE, "the server sent a compressed answer", status=502)
+                return _error(request, wire.TOO_LARGE, "the server sent a compressed answer", status=502)
             if "text/event-stream" not in response.headers.get("content-type", "").lower():
                 return await _whole(request, response)
             return _streamed(request, response, self._events(is_answer=is_post))
@@ -94,9 +85,10 @@ class _Careful(httpx2.AsyncBaseTransport):
                 return _error(request, UNREACHABLE, why, status=503)
             return _error(request, BROKEN, f"the connection broke ({type(error).__name__})", status=503)
 
-    def _events(self, *, is_answer: bool) -> Events:
+    def _events(self, *, is_answer: bool) -> wire.Events:
         # The SDK's older transport ends its session at an event of a megabyte.
-        return Events(self._gate, is_answer=is_answer, max_bytes=_MAX_SSE_BYTES if self._is_sse else MAX_MESSAGE_BYTES)
+        most = _MAX_SSE_BYTES if self._is_sse else wire.MAX_MESSAGE_BYTES
+        return wire.Events(self._gate, is_answer=is_answer, max_bytes=most)
 
     async def aclose(self) -> None:
         await self._inner.aclose()
@@ -116,20 +108,20 @@ async def _whole(request: httpx2.Request, response: httpx2.Response) -> httpx2.R
     try:
         async for chunk in response.stream:
             body += chunk
-            if len(body) > MAX_MESSAGE_BYTES:
-                message = f"the server sent more than {MAX_MESSAGE_BYTES:,} bytes"
-                return _error(request, TOO_LARGE, message, status=502)
+            if len(body) > wire.MAX_MESSAGE_BYTES:
+                message = f"the server sent more than {wire.MAX_MESSAGE_BYTES:,} bytes"
+                return _error(request, wire.TOO_LARGE, message, status=502)
     finally:
         await response.aclose()
     whole = bytes(body)
     if "json" in response.headers.get("content-type", "").lower():
         try:
-            await looked_at(whole)
+            await wire.looked_at(whole)
             if request.method == "POST":
                 read = partial(_answer, whole, request.content[:_SHOWN_OF_REQUEST], is_told=response.is_success)
-                whole = read() if len(whole) <= LARGE_BYTES else await asyncio.to_thread(read)
+                whole = read() if len(whole) <= wire.LARGE_BYTES else await asyncio.to_thread(read)
         except TooMuchJson as error:
-            return _error(request, TOO_LARGE, f"the server's answer is too much: {error}", status=502)
+            return _error(request, wire.TOO_LARGE, f"the server's answer is too much: {error}", status=502)
         except ValueError:  # the SDK would write a traceback for each
             return _error(request, INTERNAL_ERROR, "the server's answer is no message", status=502)
     return httpx2.Response(
@@ -141,14 +133,14 @@ def _answer(data: bytes, request: bytes, *, is_told: bool) -> bytes:
     """The answer as it is read. Raises ValueError: it is no message, or the answer to another request."""
     if is_told:
         message = jsonrpc_message_adapter.validate_json(data, by_name=False)
-        if isinstance(message, (JSONRPCResponse, JSONRPCError)) and not is_answer_to(message.id, request):
+        if isinstance(message, (JSONRPCResponse, JSONRPCError)) and not wire.is_answer_to(message.id, request):
             raise ValueError("it answers another request")
     with suppress(ValueError):
-        return of_its_call(data, orjson.loads(data))
+        return wire.of_its_call(data, orjson.loads(data))
     return data
 
 
-def _streamed(request: httpx2.Request, response: httpx2.Response, events: Events) -> httpx2.Response:
+def _streamed(request: httpx2.Request, response: httpx2.Response, events: wire.Events) -> httpx2.Response:
     assert isinstance(response.stream, httpx2.AsyncByteStream)
     stream = _Screened(response, events)
     return httpx2.Response(response.status_code, headers=response.headers, content=None, request=request, stream=stream)
@@ -157,7 +149,7 @@ def _streamed(request: httpx2.Request, response: httpx2.Response, events: Events
 class _Screened(httpx2.AsyncByteStream):
     """The events of a stream that are let through."""
 
-    def __init__(self, response: httpx2.Response, events: Events) -> None:
+    def __init__(self, response: httpx2.Response, events: wire.Events) -> None:
         self._response = response
         self._events = events
 
@@ -197,7 +189,7 @@ async def open_http(url: str, *, headers: Mapping[str, str], on_unknown: Callabl
     transport = _Careful(on_unknown, is_sse=False)
     async with (
         httpx2.AsyncClient(headers=dict(headers), timeout=timeout, transport=transport, trust_env=False) as client,
-        streamable_http_client(url, http_client=client, max_sse_event_size=2 * MAX_MESSAGE_BYTES) as streams,
+        streamable_http_client(url, http_client=client, max_sse_event_size=2 * wire.MAX_MESSAGE_BYTES) as streams,
     ):
         yield streams
 

@@ -26,7 +26,7 @@ from mcp_types import JSONRPCMessage, JSONRPCNotification, JSONRPCRequest
 
 from rlenv.concurrency.processes import cause_of, ending, work_of
 from rlenv.secrets import redact
-from rlenv.tools._mcp import LARGE_BYTES, MAX_MESSAGE_BYTES, Asked, MessageBudget, read_message, too_long
+from rlenv.tools._mcp import LARGE_BYTES, MAX_MESSAGE_BYTES, MessageBudget, OpenRequests, read_message, too_long
 from rlenv.tools._process import MARK, sweep
 
 _SHOWN_OF_SKIPPED = 300
@@ -149,7 +149,7 @@ class Child(asyncio.SubprocessProtocol):
         self.incoming = _Incoming(self._pause_or_resume)
         self.outgoing = _Outgoing(self)
         self.on_end: Callable[[], None] | None = None
-        self.gate, self.asked = MessageBudget(), Asked()
+        self.gate, self.asked = MessageBudget(), OpenRequests()
         self.garbage = 0
         """Lines on its standard output that were no messages."""
         self.fault = ""
