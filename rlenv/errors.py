@@ -157,10 +157,10 @@ def under(key: str) -> Iterator[None]:
 
 @contextmanager
 def told_as(kind: Callable[..., Exception], what: str, *caught: type[Exception], **more: str) -> Iterator[None]:
-    """Raises what is `caught` as an error of `kind`, with its cause; not for what every turn does, as it takes 1 µs.
+    """Raises errors that are `caught` as one of `kind`, with their cause. It takes 1 µs: not for what each turn does.
 
     Args:
-        what: the error's message; behind a colon at its end, or where it is "", stand the words of what was caught.
+        what: the error's message. Where it ends in a colon, or is "", the caught error's words follow.
         more: the error's other arguments.
     """
     try:
