@@ -276,7 +276,7 @@ class Client:
                 if wait > _MAX_WAIT_S or time.monotonic() + wait >= deadline:
                     break
                 self.retries += not is_free
-                await pause(wait)
+                await self._paused(wait, problem)
             async with nullcontext() if is_beside else self._places:
                 limit_s = min(timeout_s, deadline - time.monotonic())
                 if limit_s <= 0:
@@ -294,6 +294,16 @@ class Client:
         told = f"{what} ({endpoint.model} at {path}): {problem.text}"
         facts = {"is_garbled": problem.is_garbled, "is_late": isinstance(problem.cause, TimeoutError), "is_cut": is_cut}
         raise EndpointError(told, status=problem.status, **facts) from problem.cause
+
+    async def _paused(self, wait: float, problem: _Problem) -> None:
+        """Waits before another try; an account counts what no request of its policy's brings about."""
+        whose, began, is_late = account.asking(), time.monotonic(), isinstance(problem.cause, TimeoutError)
+        is_barred = problem.status in (None, 429) and not (problem.is_garbled or is_late)
+        try:
+            await pause(wait)
+        finally:  # or the time of whoever asks is over meanwhile
+            if is_barred and whose is not None and whose.role == "policy":
+                whose.account.barred_s += time.monotonic() - began
 
     async def _tried(
         self, url: str, data: bytes, attempt: int, limit_s: float, lacking: _Lacking, *, is_free: bool

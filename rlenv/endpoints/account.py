@@ -260,21 +260,29 @@ def _word(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
+_BARRED_SHARE: Final = 0.1
 _COUNTS: Final = tuple(one.name for one in fields(ModelUsage) if one.type in ("int", "float"))
 
 
 class Account:
     """Sums by role and model. For one event loop."""
 
-    __slots__ = ("_above", "_entries")
+    __slots__ = ("_above", "_entries", "barred_s")
 
     def __init__(self) -> None:
         self._above = _asking.get()
+        self.barred_s = 0.0
+        """What the policy waited between tries for a server that bars whoever asks too often, or is not there."""
         self._entries: dict[tuple[str, str, bool], ModelUsage] | None = None
 
     def entries(self) -> tuple[ModelUsage, ...]:
         """The entries so far, in the order in which a role first asked; () where nothing was."""
         return tuple(self._entries.values()) if self._entries else ()
+
+    def barred(self, seconds: float) -> str:
+        """What kept the policy from its server for a tenth of so many seconds, or longer; "" where nothing did."""
+        told = f"limits of rate, or no connection, took {self.barred_s:.3g} of the episode's {seconds:.3g} s"
+        return told if 0.0 < _BARRED_SHARE * seconds <= self.barred_s else ""
 
     def add(self, usage: ModelUsage) -> None:
         """Adds to the sums of the usage's role and model."""

@@ -24,7 +24,7 @@ from rlenv.concurrency.threads import ThreadPool
 from rlenv.dialects.base import CHARS_PER_TOKEN, Cut, result_messages, told_of_cut
 from rlenv.endpoints.account import counted
 from rlenv.episodes.tools import EpisodeReward, EpisodeTools, end_of, length_of
-from rlenv.errors import CassetteError, EpisodeError, UsageError
+from rlenv.errors import CassetteError, EpisodeError, PolicyError, UsageError
 from rlenv.messages import Message, Observation, ParsedAction, Sampled, ToolResult
 from rlenv.rewards import answer as answers
 from rlenv.rewards.answer import GivenAnswer
@@ -424,6 +424,10 @@ class Episode:
 
     async def _end(self, *, terminated: bool, reason: str, found: GivenAnswer | None = None) -> None:
         self._is_ending = True
+        lasted_s = min(time.monotonic() - self._started, self.limits.episode_s) if reason == "time" else 0.0
+        if why := self.tools.account.barred(lasted_s):  # the time was not the policy's
+            self._fail(PolicyError.reason, why)
+            return
         try:
             answer, reward, success = await self._reward.score(self.messages, self.turns, reason=reason, found=found)
         except CassetteError as error:

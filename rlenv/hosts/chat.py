@@ -62,7 +62,8 @@ async def play_endpoint(
             a group, whose episodes are equal, differ.
         mode: see `rlenv.OpenAIPolicy`.
         retries: how often a request that fails unclearly is made again, with the mark of a retry that OpenAI's SDK
-            sends. A gateway that keeps every answer and does not know it wants 0. `timeout_s` is for one request.
+            sends. A gateway that keeps every answer and does not know it wants 0.
+        timeout_s: for one request; where the server is asked beside, an answer is waited for as long as its retries.
         asks_beside: see `rlenv.OpenAIPolicy`; True where the server keeps no answers for training.
         is_stopped: true once the host has ended the rollout, by a limit of its own. What the endpoint then refuses
             truncates the episode (`host`), and it is scored.
@@ -70,9 +71,8 @@ async def play_endpoint(
     Raises:
         UsageError: no such split or row, or two logins for one request.
     """
-    if http is None:
-        key = ("connections", asyncio.get_running_loop())
-        http = await environment.scope().get(key, connections)
+    key = ("connections", asyncio.get_running_loop())
+    http = http or await environment.scope().get(key, connections)
     asking: dict[str, Any] = {"mode": mode, "sampling": sampling, "seeded": False, "asks_beside": asks_beside}
     asking |= {"api_key": api_key, "headers": headers, "http": http, "retries": retries, "timeout_s": timeout_s}
     policy = PolicyAround(OpenAIPolicy(base_url, model, **asking), partial(_act, is_stopped), OpenAIPolicy.name)

@@ -306,6 +306,9 @@ class Gateway:
             held.aside.is_long = await self._starts(asked) or await self._hangs(asked)
             if not held.aside.is_long:  # and so its agent gave up
                 held.session.episode.fail("policy", "the model does not answer")
+        tools, lasted_s = held.session.episode.tools, held.session.episode.limits.episode_s
+        if time.monotonic() >= tools.begun + lasted_s and (why := tools.account.barred(lasted_s)):
+            held.session.episode.fail("policy", why)
         held.aside.scored = told_of(held.aside.exchanges)
         said = [one.message for one in held.aside.scored]
         if answer is not None:  # of the driver's, as out of a file: it stands in the place of the model's last words

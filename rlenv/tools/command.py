@@ -22,18 +22,10 @@ from rlenv.language.requirements import sandbox
 from rlenv.language.spec import Bool, Int, Text, ToolSpec
 from rlenv.language.templates import compile_template, template_of
 from rlenv.secrets import redact_within
+from rlenv.tools import arguments
 from rlenv.tools._bubblewrap import Confined, check_bubblewrap, confined
 from rlenv.tools._process import Ended, ProgramLimits, is_disk_full, run_program
 from rlenv.tools._signature import shorthand
-from rlenv.tools.arguments import (
-    Filling,
-    check_resources,
-    compile_filling,
-    folder_inside,
-    is_dynamic,
-    is_of_episode,
-    read_parameters,
-)
 from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
 
 _PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -83,7 +75,7 @@ class CommandSpec(ToolSpec):
 
 def _program(spec: CommandSpec, context: CompileContext) -> str:
     word = spec.command[0]
-    if is_dynamic(word):
+    if arguments.is_dynamic(word):
         raise UsageError(f"the program '{word}' must not depend on the call", key="command", hint="write it out")
     word = str(compile_template(word).text(vars=context.vars))
     search = f"{os.environ.get('PATH', '')}:{_PATH}"
@@ -133,9 +125,9 @@ class _Word:
     """One entry of `command`. `before` gives what the author wrote, and resources are, before the first thing that a
     call fills in, and all of it where a call fills in nothing."""
 
-    fill: Filling
+    fill: arguments.Filling
     is_filled: bool
-    before: Filling
+    before: arguments.Filling
 
     def check(self, word: str, spec: CommandSpec, values: Mapping[str, Any], *, ends_options: bool) -> None:
         """Refuses what a call must not make of this argument."""
@@ -219,12 +211,13 @@ def _folder(spec: CommandSpec, context: CompileContext) -> tuple[Callable[[ToolC
     """
     if spec.cwd == "temp":
         return (lambda _: None), True
-    if is_of_episode(spec.cwd):
+    if arguments.is_of_episode(spec.cwd):
         template = template_of(spec.cwd, key="cwd", names=("resources", "vars"))
-        check_resources(spec.cwd, key="cwd", resources=context.resources)
+        arguments.check_resources(spec.cwd, key="cwd", resources=context.resources)
 
         def found_in(call: ToolContext) -> Path:
-            return folder_inside(Path(template.text(resources=call.resources, vars=context.vars)), call.resources)
+            at = Path(template.text(resources=call.resources, vars=context.vars))
+            return arguments.folder_inside(at, call.resources)
 
         return found_in, True
     found = context.path("cwd", spec.cwd).absolute()
@@ -249,16 +242,17 @@ def compile_command(name: str, spec: CommandSpec, context: CompileContext) -> Se
         raise UsageError(message, key="processes", hint="add sandbox: bubblewrap")
     folder_of, is_own = _folder(spec, context)
 
-    def filling(key: str, value: Any) -> Filling:
-        return compile_filling(value, key=key, parameters=parameters, vars=context.vars, resources=context.resources)
+    def filling(key: str, value: Any) -> arguments.Filling:
+        known: dict[str, Any] = {"vars": context.vars, "resources": context.resources}
+        return arguments.compile_filling(value, key=key, parameters=parameters, **known)
 
     words = [
-        _Word(filling(f"command.{index}", word), is_dynamic(word), filling(f"command.{index}", _before(word)))
+        _Word(filling(f"command.{index}", word), arguments.is_dynamic(word), filling(f"command.{index}", _before(word)))
         for index, word in enumerate(spec.command[1:], start=1)
     ]
     stdin = filling("stdin", spec.stdin if spec.stdin is not None else "")
     env = filling("env", dict(spec.env))
-    arguments_of = read_parameters(parameters)
+    arguments_of = arguments.read_parameters(parameters)
     limits = ProgramLimits(spec.cpu_s, spec.memory_mb, spec.disk_mb, spec.max_bytes)
 
     async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:

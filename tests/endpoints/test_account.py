@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from rlenv.endpoints.account import Account, counted
 from rlenv.episodes.environment import load
@@ -120,6 +123,24 @@ def test_nothing_is_recorded_where_nothing_was_asked() -> None:
     line = record.dump(trajectory)
     assert b'"usage"' not in line
     assert record.dump(record.parse(line)) == line
+
+
+@pytest.mark.parametrize(("status", "role", "is_barred"), [(429, "policy", 1), (429, "judge", 0), (503, "policy", 0)])
+def test_what_a_policy_waits_for_a_server_that_bars_it_is_no_time_of_its_own(
+    status: int, role: str, is_barred: int
+) -> None:
+    async def main() -> Account:
+        account = Account()
+        async with FakeEndpoint([Reply(status), "Y"]) as server, aclosing(OpenAIPolicy(server.base_url, "m")) as policy:
+            with counted(account, role):
+                await policy.client.chat([Message("user", "?")])
+        return account
+
+    assert (asyncio.run(main()).barred_s > 0) == is_barred
+    account = Account()
+    account.barred_s = 0.875
+    assert account.barred(8.75) != ""
+    assert (account.barred(8.8), account.barred(0.0), Account().barred(1.0)) == ("", "", "")
 
 
 def test_tries_that_failed_are_counted_with_the_one_that_did_not(tmp_path: Path) -> None:

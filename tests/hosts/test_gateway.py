@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import rlenv
+from rlenv.concurrency.deadline import paused_for
 from rlenv.endpoints import Client, Endpoint
 from rlenv.hosts.gateway import MOST_AT_ONCE, Gateway
 from rlenv.hosts.wires import as_chat
@@ -290,6 +291,27 @@ def test_a_model_that_hung_for_a_part_of_an_episodes_time_gives_no_number(tmp_pa
 
     spec = SPEC.replace("turns: 3", "turns: 3, episode_s: 0.8")
     ended = gateway(answer, tmp_path, play, spec=spec, timeout_s=0.2, retries=9)
+    assert (ended["success"], ended["failure"]["reason"]) == (None, "policy")
+
+
+def test_an_episode_of_whose_time_a_limit_of_rate_took_much_has_no_number(tmp_path: Path) -> None:
+    asked = 0
+
+    async def answer(body: Any) -> Any:
+        nonlocal asked
+        asked += body.get("max_tokens") != 1
+        if asked == 1:
+            return Reply(429, headers={"Retry-After": "20"})
+        return "Y" if body.get("max_tokens") == 1 else await never()
+
+    async def play(ask: Asks, model: FakeEndpoint) -> Any:
+        seat = await seat_of(ask)
+        await ask("POST", f"{seat['base_url']}/chat/completions", {"messages": seat["messages"]})
+        return await finished(ask, seat)
+
+    spec = SPEC.replace("turns: 3", "turns: 3, episode_s: 0.8")
+    with paused_for(0.01):
+        ended = gateway(answer, tmp_path, play, spec=spec, timeout_s=5.0)
     assert (ended["success"], ended["failure"]["reason"]) == (None, "policy")
 
 

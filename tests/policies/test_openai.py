@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from rlenv.cli.main import main
+from rlenv.concurrency.deadline import paused_for
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.errors import UsageError
 from rlenv.language.spec import SamplingSpec
@@ -522,6 +523,30 @@ def test_a_server_that_hung_for_a_part_of_an_episodes_time_gives_no_number(make_
 
     environment = make_environment(limits__episode_s=1.0)
     trajectory, _ = served(environment, answer, mode=mode, timeout_s=0.2, retries=9)
+    assert _ending(trajectory) == ("policy", None)
+
+
+@BOTH
+@pytest.mark.parametrize("turn", [1, 2])
+def test_time_that_a_limit_of_rate_took_from_an_episode_is_not_the_policys(
+    make_environment: Any, mode: str, turn: int
+) -> None:
+    """In this turn or in the one before, though the server is well in the end."""
+    asked = 0
+
+    async def answer(body: Any) -> Any:
+        nonlocal asked
+        if _is_first(body):
+            return "Y"
+        asked += 1
+        if asked == 1:
+            return Reply(429, headers={"Retry-After": "30"})
+        if asked == 2 == turn:
+            return "<" + _SPEAKS if mode == "text" else _CALCULATES
+        return await never()
+
+    with paused_for(0.01):
+        trajectory, _ = served(make_environment(limits__episode_s=1.0), answer, mode=mode, timeout_s=5.0)
     assert _ending(trajectory) == ("policy", None)
 
 
