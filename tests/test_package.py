@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 import tarfile
@@ -47,6 +48,21 @@ def test_a_name_that_is_gone_says_the_new_one() -> None:
         rlenv.Sampling  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(AttributeError, match=r"no attribute 'Samplin'$"):
         rlenv.Samplin  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("trainers/rlenv_verifiers/__init__.py", ["RlenvHarness", "RlenvTaskset"]),
+        ("rlenv/hosts/folders/verifiers.txt", ["RlenvHarness", "SpecTaskset"]),
+    ],
+)
+def test_what_verifiers_loads_lists_its_taskset_and_its_harness(name: str, expected: list[str]) -> None:
+    """It takes a package's classes from `__all__` alone, and refuses a package without it."""
+    tree = ast.parse((ROOT / name).read_text())
+    lists = [one for one in tree.body if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == "__all__"]
+    assert [ast.literal_eval(one.value) for one in lists] == [expected]
+    assert set(expected) - {"RlenvHarness"} <= {one.name for one in tree.body if isinstance(one, ast.ClassDef)}
 
 
 @pytest.mark.slow

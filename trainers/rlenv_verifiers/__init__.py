@@ -21,9 +21,9 @@ import rlenv
 from rlenv.hosts.session import require_alone, shown, why_invalid
 from rlenv_train.player import environment_of
 
+__all__ = ["RlenvHarness", "RlenvTaskset"]  # verifiers takes what a package plays from its list
+
 _UNFINISHED: Final[Mapping[str, Any]] = {"total": None, "success": None, "failure": None, "terms": {}}
-_ENDPOINTS: Final = ("policy", "refused")
-"""The reasons of episodes that the model's endpoint has failed."""
 
 
 class RlenvData(vf.TaskData):
@@ -163,5 +163,5 @@ class RlenvHarness(vf.Harness[RlenvHarnessConfig]):
         )
         end = trace.info["rlenv"] = {**ended.outcome(), "turns": len(ended.turns)}
         # What the endpoint has failed is verifiers' own error, which it raises where the harness has failed too.
-        is_lost = ended.failure is not None and ended.failure.reason in _ENDPOINTS
+        is_lost = ended.failure is not None and ended.failure.reason in ("policy", "refused")
         return vf.ProgramResult(exit_code=int(is_lost), stdout="", stderr=why_invalid(end) if is_lost else "")
