@@ -132,7 +132,7 @@ class Asker:
         named = [name for name in sorted(self.names) if name in member.names] or list(self.shown)
         # The fence's mark is new for each request, so the key is made of what stands in it.
         whom = [member.digest, member.endpoint.base_url, member.endpoint.model, self._filled(member, question, {})]
-        key = await question.key(whom, named)
+        key = await question.key([*whom, *("".join(sorted(party)) for party in question.parties)], named)
         one, lane = _Asking(self, member, question, tuple(named)), here()
         try:
             async with asyncio.timeout(member.limit_s):

@@ -86,7 +86,7 @@ async def compare(asker: Asker, place: str, member: Member, question: Question) 
     if first == second:
         return Compared((0.5, 0.5), "the two are equal", 0, {}, is_cached=False)
     other = {NAMES[0]: NAMES[1], NAMES[1]: NAMES[0]}
-    turned = tuple(frozenset(other[name] for name in party) for party in question.parties)
+    turned = tuple(frozenset(other[name] for name in party) for party in reversed(question.parties))
     orders = (question, paired(question, second, first, parties=turned))
     async with at_once(asker.ask(f"{place} order {at}", member, order) for at, order in enumerate(orders)) as asking:
         (one, one_known), (two, two_known) = await asyncio.gather(*asking)

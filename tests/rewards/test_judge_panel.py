@@ -418,13 +418,22 @@ def test_a_server_that_is_down_makes_nobodys_reward_a_number(tmp_path: Path) -> 
     assert [one.reward.total for one in scored] == [None] * 3
 
 
-def test_who_writes_what_a_filter_refuses_loses_and_the_others_do_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("answers", "won"),
+    [("712", [0.0, 0.5, 1.0]), ("171", [0.75, 0.0, 0.75]), ("717", [0.25, 1.0, 0.25])],
+    ids=["once", "among equals", "twice"],
+)
+def test_who_writes_what_a_filter_refuses_loses_and_the_others_do_not(
+    tmp_path: Path, answers: str, won: list[float]
+) -> None:
+    """Also where equal answers stand before and behind it, whose comparisons are asked once."""
+
     def answer(body: dict[str, Any]) -> web.Response | str:
         if "7" in shown(body):
             return chat("", "content_filter")
         return higher(body) if all(text[0].isdigit() for text in shown(body)) else verdict("tie")
 
-    assert values(contest(tmp_path, Server([answer]), ["7", "1", "2"])) == pytest.approx([0.0, 0.5, 1.0])
+    assert values(contest(tmp_path, Server([answer]), list(answers))) == pytest.approx(won)
 
 
 def test_a_panel_has_a_quorum_in_each_comparison(tmp_path: Path) -> None:
