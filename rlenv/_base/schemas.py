@@ -254,57 +254,68 @@ class BoundedValidator:
     def _counted(self, value: Any) -> bool:
         return self.steps(value) <= MAX_STEPS and self._rust.is_valid(value)
 
-    def is_too_much(self, value: Any) -> bool:
-        """True where the check of `value` takes more steps than a check may."""
-        return not self._is_light and self.steps(value) > MAX_STEPS
-
-    def is_dear(self, value: Any) -> bool:
-        """True where one error of `value` may hold thousands: that of a choice has all those of its branches."""
-        return self._has_choice and self.steps(value, most=_CHOICE_STEPS) > _CHOICE_STEPS
+    def fault(self, value: Any) -> str:
+        """What is wrong with a value, "" where it fits."""
+        try:
+            if self.is_valid(value):
+                return ""
+            found = next(self.errors(value), None)
+        except ValueError as error:  # nested deeper than the library shows it
+            return str(error)
+        return "it has too many parts to say what does not fit" if found is None else found.message
 
     def errors(self, value: Any) -> Iterator[jsonschema_rs.ValidationError]:
-        """The errors of a value: all of a small value, the first one of a large one.
+        """The errors of a value: all of a small value, the first one of a large one; none where that holds too many.
 
-        The library makes every error before it gives the first, at some twenty microseconds each.
+        The library makes every error before it gives the first, at some twenty microseconds each. That of a choice
+        holds all those of its branches, and each of them the part that it is about.
         """
-        if size(value, _ALL_ERRORS_CHARS) <= _ALL_ERRORS_CHARS and self.steps(value) <= _ALL_ERRORS_STEPS:
+        if self._has_choice and self.steps(value, most=_CHOICE_STEPS, for_each_level=True) > _CHOICE_STEPS:
+            return
+        is_small = size(value, _ALL_ERRORS_CHARS) <= _ALL_ERRORS_CHARS
+        if is_small and self.steps(value, most=_ALL_ERRORS_STEPS) <= _ALL_ERRORS_STEPS:
             yield from self._rust.iter_errors(value)
-        elif not self.is_too_much(value):
+        elif self._is_light or self.steps(value) <= MAX_STEPS:
             try:
                 self._rust.validate(value)
             except jsonschema_rs.ValidationError as error:
                 yield error
 
-    def steps(self, value: Any, *, most: int = MAX_STEPS) -> int:
-        """The number of schemas that a check of `value` applies; counting stops a little beyond `most`."""
+    def steps(self, value: Any, *, most: int = MAX_STEPS, for_each_level: bool = False) -> int:
+        """The number of schemas that a check of `value` applies; counting stops a little beyond `most`.
+
+        Args:
+            for_each_level: what applies to a part counts for each of the values that it stands in too.
+        """
         total = 0
-        rest: list[tuple[Any, dict[int, tuple[_Node, int]]]] = [(value, {id(self._root): (self._root, 1)})]
+        rest: list[tuple[Any, dict[int, tuple[_Node, int]], int]] = [(value, {id(self._root): (self._root, 1)}, 1)]
         while rest:
-            item, applied = rest.pop()
+            item, applied, level = rest.pop()
+            inner = level + for_each_level
             is_text, is_map, is_list = isinstance(item, str), isinstance(item, Mapping), isinstance(item, (list, tuple))
             for node, times in applied.values():
-                total += node.width * times
+                total += node.width * times * level
                 if is_text and node.total_patterns:
                     total += node.total_patterns * times * (len(item) // 16)  # characters a step
             if total > most:
                 break
             if (is_map or is_list) and item:
-                total += len(item)
+                total += len(item) * level
                 named, common = _split(applied, is_map=is_map)
                 total += sum(map(len, named.values())) + len(common)
                 if total > most:
                     break
                 if is_map:
-                    rest += [(held, _merged(common, named.get(key, ()))) for key, held in item.items()]
+                    rest += [(held, _merged(common, named.get(key, ())), inner) for key, held in item.items()]
                 elif common:
                     met = _merged(common, ())
-                    rest += [(held, met) for held in item]
+                    rest += [(held, met, inner) for held in item]
         return total
 
 
 _ALL_ERRORS_CHARS: Final = 8_000
 _ALL_ERRORS_STEPS: Final = 2_000
-_CHOICE_STEPS: Final = 10_000
+_CHOICE_STEPS: Final = 5_000
 
 _Applied = list[tuple[_Node, int]]
 

@@ -267,9 +267,8 @@ class ReplySchema:
         given = reply.pop(self.nonce_key, None)
         if given is not None and given != nonce:
             raise UnreadableReply(f"'{self.nonce_key}' is {given!r:.40}; expected the one that was asked for")
-        fault = next(self._validator.errors(reply), None)
-        if fault is not None:
-            raise UnreadableReply(f"the reply does not fit the schema: {fault.message:.200}")
+        if fault := self._validator.fault(reply):
+            raise UnreadableReply(f"the reply does not fit the schema: {fault:.200}")
         value = reply.get(self.key)
         if self._choices is not None:
             value = self._choices.get(value) if isinstance(value, str) else None

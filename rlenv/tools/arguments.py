@@ -174,20 +174,16 @@ class ArgumentCheck:
     def explain(self, arguments: Mapping[str, Any]) -> str:
         """The fault of arguments that do not fit: the argument, the found value, the expected one."""
         lines: list[str] = []
-        if self._validator.is_too_much(arguments):
-            return "they are too many to be checked against the tool's parameters"
-        if self._validator.is_dear(arguments):
-            return "they do not fit the tool's parameters, and have too many parts to say which"
         for error in self._validator.errors(arguments):
             lines.extend(self._describe(error, arguments))
             if len(lines) >= _MAX_FAULTS:
                 break
-        return "; ".join(dict.fromkeys(lines[:_MAX_FAULTS])) or "the arguments do not fit the tool's parameters"
+        return "; ".join(dict.fromkeys(lines[:_MAX_FAULTS])) or "they have too many parts to say which does not fit"
 
     def mistyped(self, arguments: Mapping[str, Any]) -> list[tuple[list[Any], list[str]]]:
         """The places at which a value's type is refused, with the JSON types allowed there; nothing else is listed."""
         found: list[tuple[list[Any], list[str]]] = []
-        for error in () if self._validator.is_dear(arguments) else self._validator.errors(arguments):
+        for error in self._validator.errors(arguments):
             if error.schema_path and str(error.schema_path[-1]) == "type":
                 types = getattr(error.kind, "types", None) or self._types_at(error) or []
                 listed = [types] if isinstance(types, str) else [str(name) for name in types]

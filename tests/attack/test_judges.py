@@ -118,14 +118,21 @@ def test_every_choice_of_a_short_schema_in_the_answer_voids_no_reward() -> None:
         '{"reasoning": "x", "score": 1} {"reasoning": "x", "score": 5}',
         '{"reasoning": "' + "x" * 300_000 + '", "score": 5}',
         "[" * 100_000,
+        '{"reasoning": "x", "score": 5, "more": ' + "[" * 400 + "]" * 400 + "}",
         '{"reasoning": "x", "score": ' + "9" * 5_000 + "}",
         *(chat(VERDICT, finish_reason=reason) for reason in ("length", "content_filter", "tool_calls", "error")),
     ],
-    ids=range(12),
+    ids=range(13),
 )
 def test_what_has_two_readings_or_did_not_end_by_itself_is_no_number(reply: Any) -> None:
     (found,) = judged(Server([reply]), retries=1)
     assert isinstance(found, RewardError)
+
+
+@pytest.mark.parametrize("reply", ["prose", '{"reasoning": ' + "[" * 400 + "]" * 400 + ', "score": 5}'], ids=range(2))
+def test_a_judge_that_a_text_talks_out_of_a_verdict_gives_the_lowest_score(reply: str) -> None:
+    found = one(Server([lambda body: reply if "It is 42." in str(body) else verdict(4)]), prompt="Judge: {{ message }}")
+    assert found.value == 0.0
 
 
 def test_a_reason_is_bounded_and_fit_to_be_kept() -> None:

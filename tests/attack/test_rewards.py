@@ -79,6 +79,7 @@ RULES: dict[str, list[dict[str, Any]]] = {
     "json_match": [{}, {"mode": "subset"}],
     "json_schema": [
         {"schema": {"type": "object", "required": ["z"], "additionalProperties": {"$ref": "#"}}},
+        {"schema": {"oneOf": [{"const": 7}, {"type": "array", "items": {"$ref": "#"}, "minItems": 1}]}},
         {"schema": {"type": "array", "uniqueItems": True, "items": {"pattern": "^(a|aa)+!$"}, "minItems": 2}},
     ],
     "regex": [

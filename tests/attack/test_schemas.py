@@ -149,6 +149,23 @@ def test_an_error_of_a_choice_holds_no_more_than_some_thousand_others(
     assert len(made) < 10_000
 
 
+TREE = {"anyOf": [{"type": "integer"}, {"type": "object", "additionalProperties": {"$ref": "#"}}]}
+
+
+@pytest.mark.parametrize(("depth", "is_said"), [(4, True), (100, False), (200, False)])
+def test_errors_of_choices_within_choices_are_made_only_where_they_hold_little(depth: int, is_said: bool) -> None:
+    # Each level's holds those of all below it with what they are about: the square of the depth in all.
+    validator, misfit = BoundedValidator(TREE), nested("no integer", depth)
+    assert bool(list(validator.errors(misfit))) is ("no integer" in validator.fault(misfit)) is is_said
+    assert validator.fault(misfit)
+    assert validator.fault(nested(1, depth)) == ""
+
+
+@pytest.mark.parametrize("schema", [TREE, {"required": ["y"]}, {"maxProperties": 0}])
+def test_a_misfit_of_any_depth_has_a_fault(schema: dict[str, Any]) -> None:
+    assert BoundedValidator(schema).fault(nested("no integer", 400))
+
+
 def test_ordinary_recursive_schemas_still_work() -> None:
     check = ArgumentCheck(ANY_JSON, tool="t")
     assert check.fits({"x": [1, {"a": [None, "b"] * 100}]})

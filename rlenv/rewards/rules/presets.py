@@ -92,9 +92,7 @@ def _search_r1(name: str, spec: SearchR1Spec, context: TermCompileContext) -> Te
     def measure(context: RewardContext) -> Measured:
         golds = [qa(gold_text(value)) for value in accepted(context)]
         answer = context.answer
-        if answer is None:
-            return Measured(0.0, "no answer")
-        return Measured(float(equals(answer, golds)), answer)
+        return Measured(float(equals(answer, golds)), "no answer" if answer is None else answer)
 
     return Term(name=name, spec=spec, measure=measure, check_gold=check_qa(accepted), where=where_answer)
 

@@ -262,16 +262,13 @@ def _numeric_match(name: str, spec: NumericMatchSpec, context: TermCompileContex
 
     def measure(context: RewardContext) -> Measured:
         golds = [number for value in accepted(context) for number in _golds(value)]
-        answer = context.answer
-        if answer is None:
-            return Measured(0.0, "no answer")
+        if (answer := context.answer) is None:
+            return rules.NO_ANSWER
         mine = forms.number(answer)
-        if mine is None:
-            return Measured(0.0, answer)
-        for gold in golds:
-            if is_near(mine, gold, tolerance=tolerance, relative=relative):
-                return Measured(1.0, answer)
-        return Measured(0.0, answer)
+        is_right = mine is not None and any(
+            is_near(mine, gold, tolerance=tolerance, relative=relative) for gold in golds
+        )
+        return Measured(float(is_right), answer)
 
     return Term(name=name, spec=spec, measure=measure, where=rules.where_answer)
 
@@ -322,13 +319,13 @@ def _json_schema(name: str, spec: JsonSchemaSpec, context: TermCompileContext) -
     def fits(text: str) -> Measured:
         try:
             value = forms.loads(text)
-            if validator.is_valid(value):
-                return Measured(1.0, text)
+            if len(text) > _SAID_CHARS:
+                return Measured(float(validator.is_valid(value)), text)
             # What is wrong is said for a short text: the message holds all of it.
-            fault = next(validator.errors(value), None) if len(text) <= _SAID_CHARS else None
+            fault = validator.fault(value)
         except (ValueError, RecursionError, OverflowError) as error:  # what is no JSON, or nested too deep to check
             return Measured(0.0, f"not JSON: {error}")
-        return Measured(0.0, text if fault is None else fault.message)
+        return Measured(float(not fault), fault or text)
 
     def measure(context: RewardContext) -> Measured:
         return rules.scored(rules.read(context, spec.of), fits, most=forms.MAX_JSON, that=_THAT_JSON)
