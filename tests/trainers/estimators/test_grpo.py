@@ -61,9 +61,10 @@ def test_a_group_with_nothing_to_compare_gives_zeros(advantage: Any, valid: list
 
 
 def test_division_by_the_deviation_can_be_turned_off(advantage: Any) -> None:
-    rewards, valid = torch.tensor([1.0, 0.0]), torch.tensor([True, True])
-    plain = advantage.group_advantages(rewards, valid, ["a", "a"], by_std=False)
-    torch.testing.assert_close(plain, torch.tensor([0.5, -0.5]))
+    scores, mask = batch([1.0, 0.0], [True, True])
+    given = {"token_level_rewards": scores, "response_mask": mask, "index": np.array(["a", "a"])}
+    plain, _ = advantage.grpo(**given, config={"norm_adv_by_std_in_grpo": False})
+    torch.testing.assert_close(plain[:, -1], torch.tensor([0.5, -0.5]))
 
 
 def test_shuffling_keeps_the_rewards_and_leaves_failed_rows_alone(advantage: Any) -> None:

@@ -44,38 +44,6 @@ SHUFFLED = "_shuffled"
 GRPO_SHUFFLED = GRPO + SHUFFLED
 
 
-def group_advantages(
-    rewards: torch.Tensor, is_valid: torch.Tensor, groups: Sequence[Any], *, by_std: bool, epsilon: float = 1e-6
-) -> torch.Tensor:
-    """A_i = (r_i - mean(r)) / (std(r) + ε) over the valid episodes of each group; 0 for invalid ones.
-
-    As in GRPO (DeepSeekMath, arXiv:2402.03300, section 4.1.2), with the sample standard deviation as veRL computes it.
-    A group with fewer than two valid episodes has nothing to compare: all its advantages are 0.
-
-    Args:
-        rewards: float, shape (episodes,).
-        is_valid: bool, shape (episodes,).
-        groups: one label an episode.
-        by_std: divide by the standard deviation; without, as in Dr. GRPO (arXiv:2503.20783).
-        epsilon: keeps the division finite.
-
-    Returns:
-        Shape (episodes,).
-    """
-    advantages = torch.zeros_like(rewards)
-    members: dict[Any, list[int]] = {}
-    for episode, group in enumerate(groups):
-        if bool(is_valid[episode]):
-            members.setdefault(group, []).append(episode)
-    for found in members.values():
-        if len(found) < 2:
-            continue
-        values = rewards[found]
-        centred = values - values.mean()
-        advantages[found] = centred / (values.std() + epsilon) if by_std else centred
-    return advantages
-
-
 def permuted(rewards: torch.Tensor, is_valid: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """The rewards of the valid episodes in random order over the whole batch: same values, no tie to what was done."""
     shuffled = rewards.clone()
@@ -160,8 +128,10 @@ def grpo(episodes: Episodes, response_mask: torch.Tensor, config: Any) -> Estima
     (`rlenv_verl.estimators.rows`), and with `config`, its section `algorithm`. It gives advantages and returns, here
     the same, in that shape, 0 where the mask is 0.
     """
-    advantages = group_advantages(episodes.rewards, episodes.is_valid, episodes.groups, by_std=_by_std(config))
-    tokens = episodes.to_rows(advantages)[:, None] * response_mask
+    pairs = zip(episodes.rewards.tolist(), episodes.is_valid.tolist(), strict=True)
+    known = [reward if is_valid else None for reward, is_valid in pairs]
+    advantages = credit.group_relative(known, episodes.groups, by_std=_by_std(config))
+    tokens = episodes.to_rows(episodes.rewards.new_tensor(advantages))[:, None] * response_mask
     return tokens, tokens
 
 
