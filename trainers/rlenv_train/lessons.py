@@ -7,7 +7,6 @@ observations of the oracle's episode; only one with edited calls is an episode o
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,11 +15,12 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
+from rlenv import dialects
 from rlenv.calls.executor import Executor
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import Job, acting, context_of, play
 from rlenv.errors import PolicyError, UsageError
-from rlenv.messages import Message, Observation
+from rlenv.messages import Message, Observation, ToolCall
 from rlenv.policies.base import Policy, PolicySession
 from rlenv.rewards.scorer import Scorer
 from rlenv.tools.base import ToolContext, ToolOutput
@@ -29,7 +29,7 @@ from rlenv.users.base import UserContext
 _NUMBER = re.compile(r"\d+")
 _OPERATOR = re.compile(r"(?<=[\d\s)])[-+*/<>](?=[\d\s(])")
 _VALUE = re.compile(r"\d+|[A-Z][a-z]+(?: [A-Z][a-z]+)*")
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_HERMES = dialects.get("hermes")
 
 
 def random_digits(text: str, rng: random.Random) -> str:
@@ -66,33 +66,21 @@ def reworded(text: str, like: str) -> str | None:
 def edit_calls(action: str, edit: Callable[[str], str]) -> str:
     """`action` with `edit` applied to the text arguments of its calls."""
     out, end = "", 0
-    for start, stop, call in calls_of(action):
-        arguments = {key: edit(value) if isinstance(value, str) else value for key, value in call["arguments"].items()}
-        out += action[end:start] + call_text(call["name"], arguments)
-        end = stop
+    for call in calls_of(action):
+        arguments = {key: edit(value) if isinstance(value, str) else value for key, value in call.arguments.items()}
+        out += action[end : call.start] + call_text(call.name, arguments)
+        end = call.end
     return out + action[end:]
 
 
-def calls_of(action: str) -> Sequence[tuple[int, int, Mapping[str, Any]]]:
-    """Start, end and JSON object of each call in an action that the oracle wrote."""
-    found = []
-    end = 0
-    while (start := action.find(_OPEN, end)) >= 0:
-        text = action[start + len(_OPEN) :]
-        skipped = len(text) - len(text.lstrip())
-        call, length = json.JSONDecoder().raw_decode(text.lstrip())
-        end = action.index(_CLOSE, start + len(_OPEN) + skipped + length) + len(_CLOSE)
-        found.append((start, end, call))
-    return found
+def calls_of(action: str) -> Sequence[ToolCall]:
+    """The calls in an action that the oracle wrote."""
+    return [call for call in _HERMES.parse(action).calls if isinstance(call, ToolCall)]
 
 
 def call_text(name: str, arguments: Mapping[str, Any]) -> str:
-    """A call in the Hermes format, spaced as chat templates write it (`json.dumps` defaults)."""
-    return (
-        "<tool_call>\n"
-        + json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False)
-        + "\n</tool_call>"
-    )
+    """A call in the Hermes format."""
+    return _HERMES.render_action(Message("assistant", "", (ToolCall(name, arguments),)))
 
 
 _TAG = re.compile(r"</?[A-Za-z_]+>|\\boxed\{|\}$")
@@ -380,12 +368,12 @@ def _has_operators(gold: Gold) -> bool:
 
 def _texts(action: str) -> list[str]:
     """The text arguments of an action's calls."""
-    return [value for _, _, call in calls_of(action) for value in call["arguments"].values() if isinstance(value, str)]
+    return [value for call in calls_of(action) for value in call.arguments.values() if isinstance(value, str)]
 
 
 def _other_tools(schemas: Sequence[Mapping[str, Any]], action: str) -> list[Mapping[str, Any]]:
     """The tools that an action does not call."""
-    used = {call["name"] for _, _, call in calls_of(action)}
+    used = {call.name for call in calls_of(action)}
     return [schema["function"] for schema in schemas if schema["function"]["name"] not in used]
 
 
