@@ -83,6 +83,12 @@ class Attempt:
     pid: int = 0
     locks: Mapping[str, str] = field(default_factory=dict)
 
+    @classmethod
+    def begun(cls, number: int, from_step: int, *, lock: str = "", locks: Mapping[str, str] | None = None) -> Attempt:
+        """The one that this process begins now; without `lock`, that of the first of `locks` is its own."""
+        lock = lock or next(iter((locks or {}).values()), "")
+        return cls(number, from_step, lock, time.time(), socket.gethostname(), os.getpid(), locks or {})
+
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
@@ -302,7 +308,7 @@ class KeptRun:
             self._check(before, info, lock, resume=resume, overwrite=overwrite)
             attempts = before.attempts if before is not None and resume else ()
             hash12 = lock.hash12 if lock is not None else ""
-            attempt = Attempt(len(attempts), from_step, hash12, time.time(), socket.gethostname(), os.getpid())
+            attempt = Attempt.begun(len(attempts), from_step, lock=hash12)
             self.info = replace(info, attempts=(*attempts, attempt), state="running")
             with disk_told(self.path, "written"):
                 if overwrite and self._has_run():

@@ -11,7 +11,6 @@ import dataclasses
 import json
 import os
 import signal
-import socket
 import string
 import threading
 import time
@@ -26,7 +25,7 @@ import orjson
 
 from rlenv.cli.console import Console
 from rlenv.errors import UsageError
-from rlenv.runs.folder import STOP, RunInfo, State, write_info
+from rlenv.runs.folder import STOP, Attempt, RunInfo, State, write_info
 from rlenv.runs.locks.files import kept_command
 from rlenv_train.keeping import KeptEpisodes, read_waits, wait_line
 
@@ -192,26 +191,9 @@ def plot_png(curves: Mapping[str, Sequence[tuple[int, float]]], path: Path, *, t
     figure.savefig(path, dpi=144)
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One start of veRL, with the fields of `rlenv.runs.folder.Attempt`; the first one's `number` is 1.
-
-    `from_step` is the checkpoint's step, 0 without one; `lock` names what it was made of, "" where nothing does, and
-    `locks` the same of each of its environments, whose first has that one; `started` is in seconds since the epoch;
-    `host` and `pid` are the process that drives it.
-    """
-
-    number: int
-    from_step: int
-    started: float = 0.0
-    lock: str = ""
-    host: str = ""
-    pid: int = 0
-    locks: Mapping[str, str] = field(default_factory=dict)
-
-    def metrics(self, folder: Path) -> Path:
-        """The file of veRL's own metrics in the run's folder: its file logger begins an empty one at each start."""
-        return folder / "attempts" / f"metrics-{self.number}.jsonl"
+def metrics_of(folder: Path, attempt: Attempt) -> Path:
+    """The file of veRL's own metrics in the run's folder: its file logger begins an empty one at each start."""
+    return folder / "attempts" / f"metrics-{attempt.number}.jsonl"
 
 
 class _Run(Protocol):
@@ -230,12 +212,10 @@ def begin_attempt(run: _R, from_step: int, *, locks: Mapping[str, str] | None = 
 
     `locks` are the hashes of what its environments are made of.
     """
-    locks = locks or {}
-    lock = next(iter(locks.values()), "")
-    attempt = Attempt(len(run.attempts) + 1, from_step, time.time(), lock, socket.gethostname(), os.getpid(), locks)
+    attempt = Attempt.begun(len(run.attempts) + 1, from_step, locks=locks)
     known: Any = run
     begun: _R = dataclasses.replace(known, attempts=(*run.attempts, attempt), state="running", ended=0.0)
-    attempt.metrics(run.folder).parent.mkdir(parents=True, exist_ok=True)
+    metrics_of(run.folder, attempt).parent.mkdir(parents=True, exist_ok=True)
     begun.save()
     return begun
 
@@ -270,7 +250,7 @@ def driving(folder: Path, unprepared: RunInfo | None = None, *, attempts: int | 
                 write_info(folder, dataclasses.replace(unprepared, state=state, ended=ended))
             elif is_new or (unprepared is not None and not fields["attempts"]):
                 fields |= {"state": state, "ended": ended}
-                _write_whole(folder / "run.json", f"{json.dumps(fields, indent=2)}\n".encode())
+                _save(folder, fields)
 
 
 def _fields(folder: Path) -> dict[str, Any]:
@@ -278,6 +258,10 @@ def _fields(folder: Path) -> dict[str, Any]:
     path = folder / "run.json"
     fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return fields
+
+
+def _save(folder: Path, fields: Mapping[str, Any]) -> None:
+    _write_whole(folder / "run.json", f"{json.dumps(fields, indent=2)}\n".encode())
 
 
 _VERSION = 2
@@ -306,7 +290,7 @@ def write_run(
         "facts": {name: own[name] for name in facts},
     }
     fields = {"version": _VERSION, **own, **common, "variables": variables}
-    _write_whole(run.folder / "run.json", f"{json.dumps(fields, indent=2)}\n".encode())
+    _save(run.folder, fields)
 
 
 def read_run(folder: Path, *, kinds: Sequence[str], command: str) -> dict[str, Any]:
@@ -342,7 +326,7 @@ def merge_metrics(folder: Path, attempts: Sequence[Attempt]) -> None:
     """Write a run's metrics.jsonl from what the attempts logged, without the steps that a later one trained anew."""
     lines: list[bytes] = []
     for index, attempt in enumerate(attempts):
-        path = attempt.metrics(folder)
+        path = metrics_of(folder, attempt)
         until = min((later.from_step for later in attempts[index + 1 :]), default=None)
         for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else ():  # without one that was cut
             if line.strip() and (until is None or orjson.loads(line)["step"] <= until):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -168,8 +167,7 @@ class _Run:
             .stem
             for spec in self.specs
         }
-        number, lock = len(info.attempts) + 1, next(iter(locks.values()))
-        attempt = Attempt(number, from_step, lock, time.time(), socket.gethostname(), os.getpid(), locks)
+        attempt = Attempt.begun(len(info.attempts) + 1, from_step, locks=locks)
         write_info(self.folder, replace(info, attempts=(*info.attempts, attempt), policy=model))
 
     def _trained(self, info: RunInfo, *, limit_s: float | None, checkpoint: Path | None = None) -> int:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from rlenv.runs.folder import Attempt
 from rlenv.runs.schema import Facts
-from rlenv_train.progress import Attempt
 from rlenv_verl.rehearse import Evidence, check_run
 from rlenv_verl.run import Run, SpecEntry
 from tests.support.kept import keep

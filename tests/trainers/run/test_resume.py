@@ -16,7 +16,7 @@ from rlenv.runs.folder import open_run, read_info
 from rlenv.runs.reader import RunReader
 from rlenv.runs.schema import Facts, Mode
 from rlenv_train.keeping import Keeper
-from rlenv_train.progress import merge_metrics
+from rlenv_train.progress import merge_metrics, metrics_of
 from rlenv_verl.export import last_checkpoint
 from rlenv_verl.run import Run, begun, forget_after, locked
 from rlenv_verl.run.figures import MetricsFile, merged
@@ -36,7 +36,7 @@ def checkpoint(run: Path, step: int, *, is_named: bool = True) -> Path:
 
 
 def log(run: Run, number: int, steps: dict[int, float], *, validated: tuple[int, ...] = ()) -> None:
-    path = run.attempts[number - 1].metrics(run.folder)
+    path = metrics_of(run.folder, run.attempts[number - 1])
     with path.open("ab") as file:
         for step, reward in steps.items():
             data = {"critic/score/mean": reward, "timing_s/step": 1.0} if step else {}
@@ -165,7 +165,7 @@ def test_a_repeated_validation_keeps_the_figures_of_training(prepared: Run) -> N
     run = begun(prepared, 3)
     source = run.sources["greedy"]
     entry = {"step": 3, "data": {f"val-aux/{source}/success/mean@1": 0.75}}
-    run.attempts[1].metrics(run.folder).write_bytes(orjson.dumps(entry) + b"\n")
+    metrics_of(run.folder, run.attempts[1]).write_bytes(orjson.dumps(entry) + b"\n")
     merge_metrics(run.folder, run.attempts)
     (step,) = merged(list(MetricsFile(run.metrics, run.sources).new()))
     assert (step.reward, step.success) == (0.3, {"greedy": 0.75})
@@ -174,7 +174,7 @@ def test_a_repeated_validation_keeps_the_figures_of_training(prepared: Run) -> N
 @pytest.mark.slow
 def test_a_line_that_was_cut_is_no_step(prepared: Run) -> None:
     log(prepared, 1, {1: 0.1})
-    with prepared.attempts[0].metrics(prepared.folder).open("ab") as file:
+    with metrics_of(prepared.folder, prepared.attempts[0]).open("ab") as file:
         file.write(b'{"step": 2, "da')
     merge_metrics(prepared.folder, prepared.attempts)
     assert prepared.metrics.read_bytes().count(b"\n") == 1

@@ -20,12 +20,12 @@ import yaml
 
 from rlenv.episodes.environment import load
 from rlenv.errors import RlenvError, UsageError
-from rlenv.runs.folder import STOP, State
+from rlenv.runs.folder import STOP, Attempt, State
 from rlenv.runs.locks.files import Say, digest_of, tree_sha256
 from rlenv.runs.locks.lock import FOLDER, Lock, diff, lock_of, read_lock
 from rlenv.tasks.rows import STEP_SEEDS
 from rlenv.tokens.bound import load_tokenizer
-from rlenv_train.progress import Attempt, begin_attempt, read_run, write_run
+from rlenv_train.progress import begin_attempt, read_run, write_run
 from rlenv_verl.export import step_folders
 
 if TYPE_CHECKING:

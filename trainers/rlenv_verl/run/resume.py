@@ -23,7 +23,7 @@ from rlenv.runs.pack import seal_abandoned
 from rlenv.runs.usage import shown
 from rlenv_train.keeping import KeptEpisodes
 from rlenv_train.launch import STATES, Ending
-from rlenv_train.progress import plot_png
+from rlenv_train.progress import metrics_of, plot_png
 from rlenv_train.specs import TrainedSpec, load_specs
 from rlenv_verl.export import find_checkpoints, last_checkpoint, versions
 from rlenv_verl.run import Run, attempt_locks, begun, forget_after
@@ -159,7 +159,7 @@ def step_of(checkpoint: Path | None) -> int:
 def _is_validated(run: Run, step: int) -> bool:
     """True if the validation of `step` stands in the log of an attempt that counts."""
     for attempt in run.attempts:
-        path = attempt.metrics(run.folder)
+        path = metrics_of(run.folder, attempt)
         for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else ():
             entry = orjson.loads(line)
             if entry["step"] == step and any(key.startswith("val-core/") for key in entry["data"]):

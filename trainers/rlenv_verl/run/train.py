@@ -20,7 +20,7 @@ from rlenv.preflight import lines_of
 from rlenv.runs.folder import RunInfo, is_run
 from rlenv_train.keeping import KeptEpisodes
 from rlenv_train.launch import EXIT_STATUS, Ending, ending_lines, run_to_end
-from rlenv_train.progress import Stage, Underway, driving, merge_metrics, plot_text, time_is_up_at
+from rlenv_train.progress import Stage, Underway, driving, merge_metrics, metrics_of, plot_text, time_is_up_at
 from rlenv_train.specs import TrainedSpec, spec_and_overrides
 from rlenv_verl.loop import told_at_the_end
 from rlenv_verl.run import Run, attempt_locks, begun, changed_lines, inputs, locked
@@ -272,7 +272,7 @@ def _command(plan: Plan, metrics: Path) -> list[str]:
 def _run(plan: Plan, console: Console, *, time_limit_s: float, lock: int | None) -> tuple[Ending, list[StepFigures]]:
     """Run veRL and report each step as its figures come."""
     run = plan.run
-    metrics = run.attempts[-1].metrics(run.folder)
+    metrics = metrics_of(run.folder, run.attempts[-1])
     command = _command(plan, metrics)
     if any(item.startswith("+ray_kwargs.ray_init.address=local") for item in plan.overrides):
         command.append("+ray_kwargs.ray_init._temp_dir={ray_dir}")

@@ -23,9 +23,9 @@ from rlenv.collect import Data, identity_of, read_data
 from rlenv.collect.data import rows_of
 from rlenv.collect.encode import EncodedRow
 from rlenv.errors import UsageError
-from rlenv.runs.folder import State
+from rlenv.runs.folder import Attempt, State
 from rlenv.tokens.bound import load_tokenizer
-from rlenv_train.progress import Attempt, read_run, write_run
+from rlenv_train.progress import read_run, write_run
 from rlenv_train.specs import spec_and_overrides
 from rlenv_verl.export import whole_checkpoints
 from rlenv_verl.settings import compose

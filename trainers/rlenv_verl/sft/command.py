@@ -21,7 +21,7 @@ from rlenv.errors import UsageError
 from rlenv.models import local_model
 from rlenv.runs.folder import RunInfo
 from rlenv_train.launch import EXIT_STATUS, STATES, Ending, ending_lines, run_to_end
-from rlenv_train.progress import begin_attempt, driving, merge_metrics, plot_png, plot_text
+from rlenv_train.progress import begin_attempt, driving, merge_metrics, metrics_of, plot_png, plot_text
 from rlenv_verl.export import versions, whole_checkpoints
 from rlenv_verl.run import locked
 from rlenv_verl.run.inputs import FIXED_BY_AN_SFT_RUN as FIXED_BY_A_RUN
@@ -141,7 +141,7 @@ def _variables(run: SftRun, metrics: Path) -> dict[str, str]:
 
 def _train(run: SftRun, console: Console, *, lock: int | None) -> Ending:
     """Run veRL and tell each step as its figures come."""
-    metrics = run.attempts[-1].metrics(run.folder)
+    metrics = metrics_of(run.folder, run.attempts[-1])
     told: set[int] = set()
     with console.status("veRL is starting") as status:
 
