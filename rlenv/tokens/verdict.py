@@ -300,23 +300,25 @@ _MOST_PARALLEL = 4
 
 
 class Prompts:
-    """First messages of an environment's episodes, of which each form is kept once, by its longest text.
-
-    The form of a prompt is its roles, which contents are empty, and where images stand: what templates branch on.
-    """
+    """First messages of an environment's episodes, of which each form is kept once, by its longest text."""
 
     def __init__(self) -> None:
         self._found: dict[object, tuple[int, tuple[Message, ...]]] = {}
 
     def add(self, messages: Sequence[Message]) -> None:
         """Takes the first messages of one episode."""
-        form = tuple((message.role, not message.content.strip(), len(message.images)) for message in messages)
+        form = form_of(messages)
         length = sum(len(message.content) for message in messages)
         if form not in self._found or self._found[form][0] < length:
             self._found[form] = (length, tuple(messages))
 
     def __iter__(self) -> Iterator[tuple[Message, ...]]:
         return iter([messages for _, messages in self._found.values()])
+
+
+def form_of(messages: Sequence[Message]) -> tuple[tuple[str, bool, int], ...]:
+    """What templates branch on in a prompt: its roles, which contents are empty, and where images stand."""
+    return tuple((message.role, not message.content.strip(), len(message.images)) for message in messages)
 
 
 async def opened_prompts(environment: Environment, *, most: int) -> tuple[Prompts, str]:

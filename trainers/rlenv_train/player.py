@@ -21,11 +21,12 @@ from rlenv.episodes.environment import Environment, load
 from rlenv.episodes.token_episode import TokenEpisode
 from rlenv.errors import InvalidReward, UnsupportedTemplate, UsageError, all_known
 from rlenv.hosts.session import require_alone
+from rlenv.messages import Message
 from rlenv.runs.schema import ending_of
 from rlenv.tasks.rows import seed_of
 from rlenv.tokens.bound import bind
 from rlenv.tokens.encoder import History, TokenEncoder
-from rlenv.tokens.verdict import verdict_of
+from rlenv.tokens.verdict import form_of, verdict_of
 from rlenv_train.fate import CRASH, Outcome, Row, failure_policy, outcome_of
 from rlenv_train.keeping import Activity, Keeper
 from rlenv_train.samples import EpisodeFigures, Play, SampleTask, figures_of
@@ -121,7 +122,8 @@ class Sample:
         await self._guarded(self.played.open)
         self.play.tokens = self.played.tokens
         if not self.is_ended:
-            self.player.require_template(self)
+            encoder = self.player.encoder(self.environment)
+            self.player.required.check(self.environment, encoder, self.played.episode.messages)
 
     async def feed(
         self, ids: Sequence[int], logprobs: Sequence[float] | None = None, *, finish_reason: str | None = None
@@ -201,7 +203,7 @@ class Player:
             "chat_template": chat_template,
             "template_kwargs": template_kwargs,
         }
-        self._will_run: set[tuple[Any, ...]] = set()
+        self.required = Required()
         for environment in environments:
             self.encoder(environment)
 
@@ -311,17 +313,24 @@ class Player:
         )
         return outcome, figures
 
-    def require_template(self, made: Sample) -> None:
-        """Passes where the chat template can go on behind whatever the environment answers; once a form of prompt.
+
+class Required:
+    """The verdict that a run is given before it starts, asked once for each form of prompt."""
+
+    def __init__(self) -> None:
+        self._will_run: set[object] = set()
+
+    def check(self, environment: Environment, encoder: TokenEncoder, messages: Sequence[Message]) -> None:
+        """Passes where the chat template can go on behind whatever an environment answers to a first prompt.
+
+        Whoever asks keeps environment and encoder for as long as this object.
 
         Raises:
-            UnsupportedTemplate: it cannot.
+            UnsupportedTemplate: it cannot with the encoder's history; all samples alike are concerned.
         """
-        messages = made.played.episode.messages
-        form = tuple((message.role, not message.content.strip(), len(message.images)) for message in messages)
-        key = (made.environment.spec.name, form)
+        key = (id(environment), id(encoder), form_of(messages))
         if key not in self._will_run:
-            verdict = verdict_of(made.environment, self.encoder(made.environment), [messages])
+            verdict = verdict_of(environment, encoder, [messages])
             if not verdict.will_run:
                 raise UnsupportedTemplate(verdict.message)
             self._will_run.add(key)

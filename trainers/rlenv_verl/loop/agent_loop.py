@@ -290,7 +290,7 @@ class RlenvAgentLoop(AgentLoopBase):
         episode, tokens = played.episode, played.tokens
         if tokens is None:
             return
-        self.process.require_template(self.environment, self.encoder, episode.messages)
+        self.process.required.check(self.environment, self.encoder, episode.messages)
         request = uuid4().hex
         while not played.is_ended:
             play.activity.waits_for("generation")

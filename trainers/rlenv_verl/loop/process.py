@@ -23,17 +23,16 @@ from verl.utils.tokenizer import get_processor_token_id
 
 from rlenv.concurrency.lanes import Lane, entered
 from rlenv.episodes.environment import Environment
-from rlenv.errors import EpisodeError, UnsupportedTemplate
+from rlenv.errors import EpisodeError
 from rlenv.hosts.remote import RemoteEnvironment
 from rlenv.language.loader import load_spec
 from rlenv.language.shipped import find
-from rlenv.messages import Message
 from rlenv.runs.cassettes import Recorder
 from rlenv.tokens import ProcessorImages, TokenEncoder, TokenTrajectory
 from rlenv.tokens.bound import bind, thinking_of
-from rlenv.tokens.verdict import verdict_of
 from rlenv_train.fate import Outcome, Row
 from rlenv_train.keeping import Keeper, Watch
+from rlenv_train.player import Required
 from rlenv_train.samples import EpisodeFigures, Groups, Play
 from rlenv_verl.loop import ask_for_router
 
@@ -97,14 +96,15 @@ class ProcessState:
 
     Attributes:
         groups: the prompts whose samples are still joining.
+        required: which chat templates were found to go on behind which prompts.
     """
 
     groups: Groups = field(default_factory=Groups)
+    required: Required = field(default_factory=Required)
     _environments: dict[bytes, Environment] = field(default_factory=dict)
     # What a key names by its id is kept beside the value: the id stays taken as long as the entry lives.
     _encoders: dict[tuple[Any, ...], tuple[Any, TokenEncoder]] = field(default_factory=dict)
     _settings: dict[tuple[int, int], tuple[Any, LoopSettings]] = field(default_factory=dict)
-    _will_run: set[tuple[int, int, Any]] = field(default_factory=set)
     _watches: dict[tuple[int, str], Watch] = field(default_factory=dict)
     _keepers: dict[tuple[int, str], Keeper] = field(default_factory=dict)
     _recorder: Recorder = field(default_factory=Recorder)
@@ -159,24 +159,6 @@ class ProcessState:
         if key not in self._settings:
             self._settings[key] = ((config, data_config), read_settings(config, data_config))
         return self._settings[key][1]
-
-    def require_template(self, environment: Environment, encoder: TokenEncoder, messages: Sequence[Message]) -> None:
-        """Passes where the chat template can go on behind whatever an environment answers to a first prompt.
-
-        The verdict that a run is given before it starts (`rlenv.tokens.verdict`), once for each form of prompt.
-        Environment and encoder are this object's.
-
-        Raises:
-            UnsupportedTemplate: it cannot with the encoder's history; all samples alike are concerned.
-        """
-        form = tuple((message.role, not message.content.strip(), len(message.images)) for message in messages)
-        key = (id(environment), id(encoder), form)
-        if key in self._will_run:
-            return
-        verdict = verdict_of(environment, encoder, [messages])
-        if not verdict.will_run:
-            raise UnsupportedTemplate(verdict.message)
-        self._will_run.add(key)
 
     def watch(self, folder: str) -> Watch:
         """The watch of this process for a folder; its thread starts with the first call."""
