@@ -8,26 +8,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from rlenv.checks.editor import shape as known
+from rlenv.checks.editor.shape import Item
 from rlenv.checks.editor.tree import Cursor, CursorReadings, LineIndex, find_cursor, read_tree
 from rlenv.errors import SpecError
 from rlenv.language.document import read_source
 from rlenv.language.yamltree import Node, Span
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """One completion: `insert` replaces what is typed of it. `kind` is `key`, `value` or `name`."""
-
-    label: str
-    kind: str
-    detail: str = ""
-    doc: str = ""
-    insert: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,47 +76,29 @@ def _items(cursor: Cursor, found: CursorReadings, data: Mapping[str, Any], names
     shapes = known.shapes_at(data, cursor.path)
     if cursor.is_key:
         colon = "" if found.has_colon else ": "
-        taken = _at(found.data, cursor.path)
+        taken = reduce(known.child, cursor.path, found.data)
         keys = [*known.fields(shapes).items()]
         for key, (shape, is_required) in sorted(keys, key=lambda item: not item[1][1]):
             if not (isinstance(taken, Mapping) and key in taken):
-                yield Item(key, "key", _entry_detail(shape, is_required), _doc(shape), f"{key}{colon}")
-        for name in names.keys(cursor.path):
-            yield Item(name.label, "name", name.detail, name.doc, f"{name.label}{colon}")
+                yield Item(key, ", ".join(_words(shape, is_required)), _doc(shape), f"{key}{colon}", "key")
+        yield from (replace(name, insert=f"{name.label}{colon}") for name in names.keys(cursor.path))
         return
     expression = known.in_template(cursor.before)
-    if expression is not None:
-        yield from map(_named, names.expression(cursor.path, expression))
-        return
-    yield from map(_named, names.values(cursor.path))
-    if not cursor.before.strip():
+    found_names = names.values(cursor.path) if expression is None else names.expression(cursor.path, expression)
+    yield from (replace(name, insert=name.insert or name.label) for name in found_names)
+    if expression is None and not cursor.before.strip():
         for value in known.choices(shapes):
             text = json.dumps(value) if not isinstance(value, str) else value
-            yield Item(text, "value", insert=text)
+            yield Item(text, insert=text, kind="value")
 
 
-def _named(name: known.Name) -> Item:
-    return Item(name.label, "name", name.detail, name.doc, name.insert or name.label)
-
-
-def _at(data: Any, path: tuple[str | int, ...]) -> Any:
-    for key in path:
-        if isinstance(data, Mapping):
-            data = data.get(str(key))
-        elif isinstance(data, list) and isinstance(key, int) and key < len(data):
-            data = data[key]
-        else:
-            return None
-    return data
-
-
-def _entry_detail(shape: known.Shape, is_required: bool) -> str:
+def _words(shape: known.Shape, is_required: bool, *, mark: str = "") -> list[str]:
     words = [known.type_of(shape)]
     if is_required:
         words.append("required")
     elif (default := default_of(shape)) is not None:
-        words.append(f"default {default}")
-    return ", ".join(word for word in words if word)
+        words.append(f"default {mark}{default}{mark}")
+    return [word for word in words if word]
 
 
 def default_of(shape: known.Shape) -> str | None:
@@ -213,12 +186,8 @@ def _key(at: Path_, tree: Node, text: str, path: str | os.PathLike[str]) -> str:
     if found is None:
         return _entry(at, data)
     shape, is_required = found
-    words = [f"**{name}**", known.type_of(shape)]
-    if is_required:
-        words.append("required")
-    elif (default := default_of(shape)) is not None:
-        words.append(f"default `{default}`")
-    return "\n\n".join(part for part in (" · ".join(word for word in words if word), shape.get("description")) if part)
+    said = " · ".join([f"**{name}**", *_words(shape, is_required, mark="`")])
+    return "\n\n".join(part for part in (said, shape.get("description")) if part)
 
 
 def _entry(at: Path_, data: Mapping[str, Any]) -> str:

@@ -12,8 +12,8 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ def shapes_at(data: Any, path: Iterable[str | int]) -> tuple[Shape, ...]:
     """The parts of the schema that say something of the value at `path`, in `data` as it stands."""
     current = tuple(_flat(_schema(), data))
     for key in path:
-        data = _child(data, key)
+        data = child(data, key)
         below = [inner for shape in current for inner in _below(shape, key)]
         current = tuple(flat for inner in below for flat in _flat(inner, data))
     return current
@@ -118,7 +118,8 @@ def types_of(shape: Shape) -> set[str]:
     return found - {"null"}
 
 
-def _child(data: Any, key: str | int) -> Any:
+def child(data: Any, key: str | int) -> Any:
+    """What stands at a key or a place of it, None where it has none."""
     if isinstance(data, Mapping):
         return data.get(str(key))
     if isinstance(data, list) and isinstance(key, int) and key < len(data):
@@ -294,13 +295,17 @@ _GROUPS: Mapping[str, registry.Group] = {"tools": "tools", "resources": "resourc
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
-    """A name that fits, what it is in a word or two, and what it stands for."""
+class Item:
+    """One completion: `insert`, the label where it is "", replaces what is typed of it.
+
+    `kind` is `key`, `value` or `name`; `detail` says what it is in a word or two, and `doc` what it stands for.
+    """
 
     label: str
-    detail: str
+    detail: str = ""
     doc: str = ""
     insert: str = ""
+    kind: str = "name"
 
 
 def kind_group(path: Path_) -> registry.Group | None:
@@ -320,79 +325,71 @@ def in_template(before: str) -> str | None:
     return before[opened[-1] :]
 
 
-@dataclass(slots=True)
-class _Lazy:
-    row: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SpecNames:
     """The names in `data`, the content of a spec whose folder is `folder`."""
 
     data: Mapping[str, Any]
     folder: Path
-    _lazy: _Lazy = field(default_factory=_Lazy)
 
-    @property
+    @cached_property
     def row(self) -> dict[str, Any]:
         """The first row of the tasks; see `first_row`."""
-        if self._lazy.row is None:
-            self._lazy.row = first_row(self.data, folder=self.folder)
-        return self._lazy.row
+        return first_row(self.data, folder=self.folder)
 
-    def entries(self, group: str) -> Iterator[Name]:
+    def entries(self, group: str) -> Iterator[Item]:
         """The entries of a section, each with its kind."""
         section = self.data.get(group)
         for name, entry in section.items() if isinstance(section, Mapping) else ():
             kind = str(entry.get("kind") or "") if isinstance(entry, Mapping) else ""
             named = group if group in _GROUPS else ""
             word = {"rewards": "term"}.get(group, group.removesuffix("s"))
-            yield Name(str(name), f"{word} of kind {kind}" if kind else word, description_of(named, kind))
+            yield Item(str(name), f"{word} of kind {kind}" if kind else word, description_of(named, kind))
 
-    def keys(self, path: Path_) -> Iterator[Name]:
+    def keys(self, path: Path_) -> Iterator[Item]:
         """The names that can be keys of the mapping at `path`: the tools that a step of the oracle calls."""
         if len(path) in (3, 4) and path[0] == "oracle" and path[2] == "call":
             yield from self.entries("tools")
 
-    def values(self, path: Path_) -> Iterator[Name]:
+    def values(self, path: Path_) -> Iterator[Item]:
         """The names that can be the value at `path`."""
         last = next((part for part in reversed(path) if isinstance(part, str)), "")
         group = kind_group(path)
         if group is not None:
             for name in registry.names(group):
-                yield Name(name, group.removesuffix("s"), description_of(group, name))
+                yield Item(name, group.removesuffix("s"), description_of(group, name))
         elif path == ("dialect",) or path == ("dialect", "base"):
-            yield from (Name(name, "dialect") for name in registry.names("dialects"))
-            yield from (Name(name, f"dialect, the same as {of}") for name, of in ALIASES.items())
+            yield from (Item(name, "dialect") for name in registry.names("dialects"))
+            yield from (Item(name, f"dialect, the same as {of}") for name, of in ALIASES.items())
         elif path == ("success",) or last == "gate":
             yield from self.entries("rewards")
-            yield from (Name(word, "operator") for word in ("and", "or", "not"))
+            yield from (Item(word, "operator") for word in ("and", "or", "not"))
         elif path == ("extends",):
             for name, file in shipped().items():
-                yield Name(name, "ships with rlenv", insert=os.path.relpath(file, self.folder))
+                yield Item(name, "ships with rlenv", insert=os.path.relpath(file, self.folder))
         elif path[0] != "dialect":
             yield from self._referred(path, last)
 
-    def _referred(self, path: Path_, last: str) -> Iterator[Name]:
+    def _referred(self, path: Path_, last: str) -> Iterator[Item]:
         if last in _REFERS:
             yield from self.entries(_REFERS[last])
         elif last == "inject":
             yield from self.entries("resources")
-            yield Name("task", "the row")
-            yield Name("context", "the episode's context")
+            yield Item("task", "the row")
+            yield Item("context", "the episode's context")
         elif last == "tools" and len(path) > 2:
             yield from self.entries("tools")
         elif last == "report_by":
-            yield from (Name(column, "column", _shown(value)) for column, value in self.row.items())
+            yield from (Item(column, "column", _shown(value)) for column, value in self.row.items())
 
-    def expression(self, path: Path_, before: str) -> Iterator[Name]:
+    def expression(self, path: Path_, before: str) -> Iterator[Item]:
         """The names that fit behind `before` in the expression of a template at `path`."""
         found = _DOTTED.search(before)
         dotted = found.group(1) if found is not None else ""
         if not dotted:
             if not before.rstrip().endswith("|"):
                 for name in names_at(path, kind=self._kind(path)):
-                    yield Name(name, "name of a template")
+                    yield Item(name, "name of a template")
             return
         value: Any = {"task": self.row, "vars": self.data.get("vars"), "resources": self.data.get("resources")}
         *parents, last = dotted[:-1].split(".")
@@ -402,7 +399,7 @@ class SpecNames:
             value = value.get(part) if isinstance(value, Mapping) else None
         for key, item in value.items() if isinstance(value, Mapping) else ():
             word = {"task": "column", "vars": "constant", "resources": "resource"}.get(last, "key")
-            yield Name(str(key), word, _shown(item))
+            yield Item(str(key), word, _shown(item))
 
     def _kind(self, path: Path_) -> str:
         section = self.data.get(str(path[0]))
