@@ -24,7 +24,7 @@ from rlenv.messages import Message, ParsedAction, ToolCall, ToolResult
 from rlenv.policies.base import Policy, PolicySession
 from rlenv.runs.stage import PolicyChoice
 from rlenv.runs.usage import shown, spent_by
-from rlenv.trajectory import TermResult, Turn
+from rlenv.trajectory import Turn
 
 MOST: Final = 8
 """Sessions at once."""
@@ -87,8 +87,7 @@ class LiveEpisode:
 
     def state(self) -> dict[str, Any]:
         """The state of the episode for the page, as JSON."""
-        episode, turns = self.episode, self.episode.turns
-        last = turns[-1] if turns else None
+        episode = self.episode
         ended = episode.trajectory.outcome() if episode.is_ended else {}
         return {
             "environment": self.environment.id,
@@ -99,7 +98,7 @@ class LiveEpisode:
             "row": plain(episode.task),
             "tools": [plain(schema) for schema in episode.tool_schemas],
             "messages": [_message(message) for message in self.messages or episode.messages],
-            "turns": [_turn(turn) for turn in turns],
+            "turns": [_turn(turn) for turn in episode.turns],
             "ended": episode.is_ended,
             "reason": ended.get("reason", ""),
             "answer": episode.trajectory.answer if ended else None,
@@ -107,9 +106,6 @@ class LiveEpisode:
             "failure": ended.get("failure"),
             "reward": _reward(self),
             "spending": shown(spent_by(episode.record()["usage"])),
-            "parse": _parsed(last.parsed) if last is not None else None,
-            "observation": _observed(last) if last is not None else "",
-            "schedule": [_scheduled(result) for result in last.results] if last is not None else [],
         }
 
 
@@ -250,17 +246,13 @@ def _parsed(parsed: ParsedAction) -> dict[str, Any]:
     return {**plain(parsed), "calls": calls}
 
 
-def _observed(turn: Turn) -> str:
-    return turn.observation.text if turn.observation is not None else ""
-
-
 def _turn(turn: Turn) -> dict[str, Any]:
     return {
         "index": turn.index,
         "action": turn.action,
         "parse": _parsed(turn.parsed),
         "results": [_result(result) for result in turn.results],
-        "observation": _observed(turn),
+        "observation": turn.observation.text if turn.observation is not None else "",
         "calls_malformed": turn.calls_malformed,
         "seconds": turn.seconds,
         "schedule": [_scheduled(result) for result in turn.results],
@@ -272,23 +264,19 @@ def _result(result: ToolResult) -> dict[str, Any]:
     return {key: kept[key] for key in ("name", "text", "outcome", "value", "seconds", "details", "reason")}
 
 
+_SCHEDULED: Final = ("outcome", "started", "waited", "seconds")
+
+
 def _scheduled(result: ToolResult) -> dict[str, Any]:
     """The start and the duration of a call; None and 0 where the record does not say."""
-    started_s, waited = getattr(result, "started", None), getattr(result, "waited", 0.0)
-    return {
-        "tool": result.name,
-        "outcome": result.outcome,
-        "started": started_s,
-        "waited": waited,
-        "seconds": result.seconds,
-    }
+    return {"tool": result.name, **{name: getattr(result, name) for name in _SCHEDULED}}
 
 
 def _reward(session: LiveEpisode) -> dict[str, Any]:
     """The terms so far: those of each turn as they were measured, the others pending until the end."""
     if session.episode.is_ended:
         reward = session.episode.trajectory.reward
-        return {"total": reward.total, "terms": [_term(term) for term in reward.terms.values()]}
+        return {"total": reward.total, "terms": [plain(term) for term in reward.terms.values()]}
     measured, weights = session.episode.turn_terms, session.environment.parts.scorer.of(session.episode.task).weights
     terms = []
     for name, spec in session.environment.spec.rewards.items():
@@ -304,8 +292,3 @@ def _reward(session: LiveEpisode) -> dict[str, Any]:
             }
         )
     return {"total": None, "terms": terms}
-
-
-def _term(term: TermResult) -> dict[str, Any]:
-    kept: dict[str, Any] = plain(term)
-    return kept

@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -230,27 +230,15 @@ async def _diagnose(asked: _Asked) -> Any:
 def _marked(mark: Mark, places: EditorPlaces) -> dict[str, Any]:
     line, column = places.at(mark.line, mark.column)
     end_line, end_column = places.at(mark.end_line, mark.end_column)
-    return {
-        "line": line + 1,
-        "column": column + 1,
-        "end_line": end_line + 1,
-        "end_column": end_column + 1,
-        "path": mark.path,
-        "message": mark.message,
-        "hint": mark.hint,
-        "level": mark.level,
-    }
+    place = {"line": line + 1, "column": column + 1, "end_line": end_line + 1, "end_column": end_column + 1}
+    return {**asdict(mark), **place}
 
 
 async def _complete(asked: _Asked) -> Any:
     places = EditorPlaces(asked.text)
     found = await asyncio.to_thread(complete, asked.text, *asked.position(places), path=asked.path)
     start = places.at(found.line, found.column)
-    items = [
-        {"label": item.label, "kind": item.kind, "detail": item.detail, "doc": item.doc, "insert": item.insert}
-        for item in found.items
-    ]
-    return {"from": {"line": start[0] + 1, "column": start[1] + 1}, "items": items}
+    return {"from": {"line": start[0] + 1, "column": start[1] + 1}, "items": list(map(asdict, found.items))}
 
 
 async def _hover(asked: _Asked) -> Any:

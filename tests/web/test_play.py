@@ -56,11 +56,12 @@ def test_each_step_shows_what_was_read_run_and_earned_so_far(spec: Path) -> None
         assert [term["status"] for term in state["reward"]["terms"]] == ["pending", "pending"]
 
         state = (await plays.step(session.id, f"I compute.{CALL}")).state()
-        assert state["parse"]["content"].strip() == "I compute."
-        assert state["parse"]["calls"][0]["name"] == "calculate"
-        assert state["parse"]["calls"][0]["well_formed"]
-        assert [(one["tool"], one["outcome"]) for one in state["schedule"]] == [("calculate", "ok")]
-        assert "5" in state["observation"]
+        (turn,) = state["turns"]
+        assert turn["parse"]["content"].strip() == "I compute."
+        assert turn["parse"]["calls"][0]["name"] == "calculate"
+        assert turn["parse"]["calls"][0]["well_formed"]
+        assert [(one["tool"], one["outcome"]) for one in turn["schedule"]] == [("calculate", "ok")]
+        assert "5" in turn["observation"]
         terms = {term["name"]: term for term in state["reward"]["terms"]}
         assert (terms["calls"]["status"], terms["calls"]["value"]) == ("so far", 1.0)
         assert terms["correct"]["status"] == "pending"
@@ -79,7 +80,7 @@ def test_a_call_that_cannot_be_read_is_shown_as_one(spec: Path) -> None:
     async def play(plays: Plays) -> None:
         session = await plays.start(spec)
         state = (await plays.step(session.id, "<tool_call>\n{nothing\n</tool_call>")).state()
-        (call,) = state["parse"]["calls"]
+        (call,) = state["turns"][-1]["parse"]["calls"]
         assert not call["well_formed"]
         assert call["reason"]
         assert state["turns"][0]["calls_malformed"] == 1
@@ -168,8 +169,8 @@ def test_an_edit_of_a_file_is_played_at_once_and_not_in_sessions_before(spec: Pa
         first = await plays.start(spec, text=text)
         file.write_text("def run() -> str:\n    'Says.'\n    return 'afterwards'\n", encoding="utf-8")
         second = await plays.start(spec, text=text)
-        assert "before" in (await plays.step(first.id, call)).state()["observation"]
-        assert "afterwards" in (await plays.step(second.id, call)).state()["observation"]
+        assert "before" in (await plays.step(first.id, call)).state()["turns"][-1]["observation"]
+        assert "afterwards" in (await plays.step(second.id, call)).state()["turns"][-1]["observation"]
 
     playing(play)
 
