@@ -288,14 +288,14 @@ def check_json(data: bytes, *, max_bytes: int, max_values: int = MAX_VALUES, max
         raise TooMuchJson(f"it holds a number of more than {_MAX_DIGITS:,} digits")
 
 
-def read_json(data: bytes, *, max_bytes: int, max_values: int = MAX_VALUES, max_depth: int = _MAX_DEPTH) -> Any:
+def read_json(data: bytes, *, max_bytes: int, max_values: int = MAX_VALUES) -> Any:
     """The value of a JSON text that is within the limits; of a key that comes twice the last value counts.
 
     Raises:
         TooMuchJson: see `check_json`.
         ValueError: it is not JSON (RFC 8259): NaN and lone surrogates are refused.
     """
-    check_json(data, max_bytes=max_bytes, max_values=max_values, max_depth=max_depth)
+    check_json(data, max_bytes=max_bytes, max_values=max_values)
     return orjson.loads(data)
 
 

@@ -29,6 +29,7 @@ _BIAS = 0.1
 
 _MAX_REASON = 300
 _LISTED = 3
+_AT_ONCE = 64
 
 _NEUTRAL = "This paragraph adds nothing to what is said elsewhere and can be skipped. " * 12
 
@@ -141,7 +142,6 @@ async def audit_judge(
     term: str | None = None,
     before: Mapping[str, Any] | None = None,
     min_kappa: float = 0.4,
-    concurrency: int = 64,
     seed: int = 0,
 ) -> JudgeReport:
     """Holds one judge to the anchors.
@@ -155,7 +155,7 @@ async def audit_judge(
         UsageError: no such judge, a label outside of its scale, or an earlier report of another judge's: other
             anchors, another scale, another model or another prompt.
     """
-    judge = _Judge(environment, judge_of(environment, term), concurrency=concurrency, seed=seed)
+    judge = _Judge(environment, judge_of(environment, term), seed=seed)
     low, high = judge.scale
     for number, anchor in enumerate(anchors, 1):
         if not low <= anchor.label <= high:
@@ -190,7 +190,7 @@ Varied = Mapping[str, tuple[Asked, Asked]]
 class _Judge:
     """Asks the judge for scores, on its scale, `concurrency` at once; `digests` are those of its prompts so far."""
 
-    def __init__(self, environment: Environment, term: Term, *, concurrency: int, seed: int) -> None:
+    def __init__(self, environment: Environment, term: Term, *, seed: int) -> None:
         assert isinstance(term.spec, JudgeSpec)
         assert term.measure_async is not None
         self.name = term.name
@@ -205,7 +205,7 @@ class _Judge:
         self.by_member: list[str] = [""] * len(listed)
         self._measure = term.measure_async
         self._environment = environment
-        self._places = asyncio.Semaphore(concurrency)
+        self._places = asyncio.Semaphore(_AT_ONCE)
 
     def shares(self, pairs: Pairs) -> list[tuple[float, float]]:
         """Pairs of scores as shares of the scale."""

@@ -89,7 +89,7 @@ def is_anywhere(text: str, start: int, end: int, transform: str) -> bool:
     return transform == "itself" or not _TURNS.search(text)
 
 
-def is_glued(text: str, start: int, end: int, transform: str = "itself") -> bool:
+def is_glued(text: str, start: int, end: int) -> bool:
     """True if a value is part of an identifier: `12/C`, `q007B`, `2001_report.csv`; not so `5kg` or `$5`."""
     if _REST.match(text, end) or (text[start:end].isalpha() and re.match(r"[-_#/]\d", text[end:])):
         return True

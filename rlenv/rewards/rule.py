@@ -112,20 +112,20 @@ def _is_there(path: tuple[str, ...], values: Mapping[str, Any]) -> bool:
     return True
 
 
-def compile_accepted(expect: Any, *, where: str = "expect") -> Callable[[RewardContext], tuple[Any, ...]]:
+def compile_accepted(expect: Any) -> Callable[[RewardContext], tuple[Any, ...]]:
     """Compiles a gold value to a function that gives the accepted answers: the elements of a list, or the one value.
 
     The function raises RewardError where the task has no gold value: an empty list, null or a missing column cannot
     be scored, and is never a wrong answer of the policy's.
     """
-    fill = compile_for_context(expect, where=where, names=frozenset(("task", "vars", "resources")))
+    fill = compile_for_context(expect, where="expect", names=frozenset(("task", "vars", "resources")))
 
     def accepted(context: RewardContext) -> tuple[Any, ...]:
         value = fill(context)
         values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
         if not values or any(one is None for one in values):
             found = f"the task gives no value for '{expect}'" if expect else "there is no gold value"
-            raise RewardError(f"{where}: {found} (found {value if value is None else list(values)!r:.80})")
+            raise RewardError(f"expect: {found} (found {value if value is None else list(values)!r:.80})")
         return values
 
     return accepted
@@ -200,14 +200,14 @@ def scored(text: str | None, score: Callable[[str], Measured], *, most: int, tha
     return score(text)
 
 
-def check_range(least: Any, most: Any, *, keys: str) -> None:
+def check_range(least: Any, most: Any) -> None:
     """Checks that a range is open at one end at most and not upside down.
 
     Raises:
         UsageError: it is.
     """
     if least is None and most is None:
-        raise UsageError("nothing is asked for", hint=f"give {keys} or both")
+        raise UsageError("nothing is asked for", hint="give min, max or both")
     if least is not None and most is not None and least > most:
         raise UsageError(f"the least ({least}) is above the most ({most})", key="min", hint="the least comes first")
 

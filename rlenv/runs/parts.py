@@ -141,11 +141,11 @@ def _tokens(episodes: Sequence[Sequence[Tokens]]) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(cols.offsets_of(map(len, episodes)), pa.int32()), inside, type=kind)
 
 
-def write_part(table: pa.Table, path: Path, *, row_group_size: int = 1 << 20) -> None:
+def write_part(table: pa.Table, path: Path) -> None:
     """Writes a part beside its place, syncs it, and renames it."""
     pq = cols.arrow().parquet
     with _beside(path) as file:
-        pq.write_table(table, file, compression="zstd", row_group_size=row_group_size)
+        pq.write_table(table, file, compression="zstd", row_group_size=1 << 20)
 
 
 @contextlib.contextmanager

@@ -189,8 +189,8 @@ def as_template_reads(message: Message | Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def fill_places(text: str, *, place: str, places: Sequence[str], where: str) -> str:
-    """`text` with its placeholders replaced in order.
+def fill_places(text: str, *, place: str, places: Sequence[str]) -> str:
+    """`text`, a prompt's, with its placeholders replaced in order.
 
     Raises:
         EpisodeError: it has more or fewer than there are images (`reason` is "image").
@@ -198,8 +198,8 @@ def fill_places(text: str, *, place: str, places: Sequence[str], where: str) -> 
     pieces = text.split(place)
     if len(pieces) != len(places) + 1:
         raise EpisodeError(
-            f"{where} has {len(pieces) - 1} times {place} for {len(places)} images; expected one for each: a text may"
-            " not hold it, and the chat template must write it",
+            f"the prompt has {len(pieces) - 1} times {place} for {len(places)} images; expected one for each: a text"
+            " may not hold it, and the chat template must write it",
             reason="image",
         )
     return "".join(piece + filled for piece, filled in zip(pieces, (*places, ""), strict=True))

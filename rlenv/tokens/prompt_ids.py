@@ -74,7 +74,7 @@ class PromptIds:
             stray = next((word for word in self.images.reserved[1:] if word in text), None)
             if stray is not None:
                 raise EpisodeError(f"the prompt holds {stray}, which stands for something else", reason="image")
-            fill_places(text, place=self.images.place, places=places, where="the prompt")
+            fill_places(text, place=self.images.place, places=places)
             return self.encode(prompt, places=places)
         last = given[-1] if given else {}
         content = last.get("content")
@@ -146,7 +146,7 @@ class PromptIds:
         place = self.images.place if self.images is not None else ""
         parts = self._place_written(written.parts, places) if place else written.parts
         ids = encode_parts(parts, self.vocabulary)
-        text = fill_places(written.text, place=place, places=places, where="the prompt") if place else written.text
+        text = fill_places(written.text, place=place, places=places) if place else written.text
         whole = self._full(text)
         if ids.tolist() == whole or self._controls(ids) == self._controls(whole):
             return array("q", whole)

@@ -313,12 +313,12 @@ class Watch:
         part.write_bytes(orjson.dumps(entry))
         part.replace(self.file)  # a reader sees the whole file or none
 
-    def keep_looking(self, *, every_s: float = EVERY_S) -> None:
-        """Looks every `every_s` seconds, in a daemon thread that ends with the process."""
+    def keep_looking(self) -> None:
+        """Looks every `EVERY_S` seconds, in a daemon thread that ends with the process."""
 
         def loop() -> None:
             while True:
-                time.sleep(every_s)
+                time.sleep(EVERY_S)
                 # A full disk or a folder that was removed must not end the watch; the next look may succeed.
                 with contextlib.suppress(OSError):
                     self.look()

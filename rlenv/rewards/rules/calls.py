@@ -152,7 +152,7 @@ def _valid_calls(name: str, spec: ValidCallsSpec, context: TermCompileContext) -
 def _tool_called(name: str, spec: ToolCalledSpec, context: TermCompileContext) -> Term:
     if spec.tool not in context.tools:
         raise UnknownEntry("tools", spec.tool, context.tools, key="tool")
-    check_range(spec.min, spec.max, keys="min, max")
+    check_range(spec.min, spec.max)
     last_only = spec.when == "turn"
     callers, tools = _callers(spec.tool, context.tools), context.tools
 
@@ -263,7 +263,7 @@ def _differ(fits: Callable[[int], bool], found: int, lost: int, repeated: int) -
 
 
 def _tool_call_count(name: str, spec: ToolCallCountSpec, context: TermCompileContext) -> Term:
-    check_range(spec.min, spec.max, keys="min, max")
+    check_range(spec.min, spec.max)
     last_only = spec.when == "turn"
     tools = context.tools
 
@@ -298,7 +298,7 @@ def _tool_call_count(name: str, spec: ToolCallCountSpec, context: TermCompileCon
 
 
 def _turn_count(name: str, spec: TurnCountSpec, context: TermCompileContext) -> Term:
-    check_range(spec.min, spec.max, keys="min, max")
+    check_range(spec.min, spec.max)
 
     def measure(context: RewardContext) -> Measured:
         found = len(context.turns)

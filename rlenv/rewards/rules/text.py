@@ -203,7 +203,7 @@ def _answered(name: str, spec: AnsweredSpec, context: TermCompileContext) -> Ter
 
 
 def _length(name: str, spec: LengthSpec, context: TermCompileContext) -> Term:
-    rules.check_range(spec.min, spec.max, keys="min, max")
+    rules.check_range(spec.min, spec.max)
 
     def measure(context: RewardContext) -> Measured:
         if spec.of == "episode":

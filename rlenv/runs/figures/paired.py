@@ -194,9 +194,9 @@ def compared(a: Snapshot, b: Snapshot) -> dict[str, Any]:
     }
 
 
-def pilot(a: Snapshot, b: Snapshot, difference: float, *, ks: Sequence[int] = (1, 4, 16)) -> list[TaskCounts]:
-    """The number of tasks of k samples that a difference of success needs to be seen, by how these two runs vary
-    (`needed`).
+def pilot(a: Snapshot, b: Snapshot, difference: float) -> list[TaskCounts]:
+    """The number of tasks of 1, 4 and 16 samples that a difference of success needs to be seen, by how these two
+    runs vary (`needed`).
 
     Raises:
         UsageError: fewer than two tasks are valid in both.
@@ -206,7 +206,7 @@ def pilot(a: Snapshot, b: Snapshot, difference: float, *, ks: Sequence[int] = (1
     changes = [(pair.of, float(after[pair.b] - before[pair.a])) for pair in found]
     known = [(task, change) for task, change in changes if not math.isnan(change)]
     runs = (spread_of_run(a), spread_of_run(b))
-    return needed(ks, difference=difference, runs=runs, change=spread_of(known))
+    return needed((1, 4, 16), difference=difference, runs=runs, change=spread_of(known))
 
 
 def spread_of_run(rows: Snapshot) -> Spread:

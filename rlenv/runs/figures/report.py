@@ -379,7 +379,7 @@ def _entry(rows: Snapshot, why: str, place: int) -> dict[str, Any]:
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def widest_groups(rows: Snapshot, places: NDArray[np.int64], *, most: int = _EACH) -> list[dict[str, Any]]:
+def widest_groups(rows: Snapshot, places: NDArray[np.int64]) -> list[dict[str, Any]]:
     """The groups, of those that have rows at some places, whose rewards differ most: from the widest one on."""
     if not len(places):
         return []
@@ -390,7 +390,7 @@ def widest_groups(rows: Snapshot, places: NDArray[np.int64], *, most: int = _EAC
     sizes, sums = np.bincount(at), np.bincount(at, reward[places])
     spread = np.sqrt(np.bincount(at, (reward[places] - (sums / sizes)[at]) ** 2) / sizes)
     found = []
-    for group in np.argsort(-spread, kind="stable")[:most].tolist():
+    for group in np.argsort(-spread, kind="stable")[:_EACH].tolist():
         if spread[group] <= 0:
             break
         place = int(places[first[group]])

@@ -177,11 +177,6 @@ class Snapshot:
         sizes = np.bincount(codes[places] + 1, minlength=len(words) + 1)[1:]
         return {word: size for word, size in zip(words, sizes.tolist(), strict=True) if size}
 
-    @cached_property
-    def places(self) -> dict[str, int]:
-        """The places of the episodes' rows, by id."""
-        return {id: place for place, id in enumerate(self.table["id"].to_pylist())}
-
     def place(self, id: str) -> int | None:
         """The place of an episode's row, None where there is none."""
         import pyarrow.compute as pc

@@ -211,7 +211,7 @@ def _is_of(rows: Snapshot, group: str) -> NDArray[np.bool_]:
     return Query((Condition("id", "=", (group,), 1),)).mask(rows)
 
 
-def over_steps(rows: Snapshot, places: NDArray[np.int64], *, points: int = 300) -> list[dict[str, Any]]:
+def over_steps(rows: Snapshot, places: NDArray[np.int64]) -> list[dict[str, Any]]:
     """The mean reward of the task of some rows at each step: `step`, `mean` and `n`, None where nothing is valid.
 
     Rows that were given themselves have no number of a task, and are followed no further than they are.
@@ -225,7 +225,7 @@ def over_steps(rows: Snapshot, places: NDArray[np.int64], *, points: int = 300) 
     reward = rows.numbers("reward")[of_task]
     steps, at = np.unique(rows.numbers("step")[of_task].astype(np.int64), return_inverse=True)
     found = means(reward, at, len(steps))
-    kept = kept_points(len(steps), points, found["mean"])
+    kept = kept_points(len(steps), _POINTS, found["mean"])
     return [{"step": int(steps[place]), "mean": found["mean"][place], "n": found["n"][place]} for place in kept]
 
 

@@ -110,9 +110,8 @@ def measure_prompts(
     *,
     splits: Sequence[str],
     template_kwargs: Mapping[str, Any],
-    sample: int = 256,
 ) -> int:
-    """Tokens of the longest prompt among the first `sample` tasks of each split, and a quarter more.
+    """Tokens of the longest prompt among the first 256 tasks of each split, and a quarter more.
 
     Raises:
         UsageError: the model's tokenizer, or where prompts show images its processor, cannot be loaded here.
@@ -130,7 +129,7 @@ def measure_prompts(
     encoder = TokenEncoder(tokenizer, template_kwargs=template_kwargs, same_turn=environment.same_turn, **shown)
 
     def first(size: int) -> range:
-        return range(min(sample, size))
+        return range(min(256, size))
 
     return -(-asyncio.run(longest_prompt(environment, encoder, splits, some=first)) * 5 // 4)
 
