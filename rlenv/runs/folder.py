@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from rlenv._base.bounded import encodable
 from rlenv._base.paths import draft_of
 from rlenv.errors import RunStopped, UsageError, disk_told
-from rlenv.runs.journal import Claim, clear_blobs, object_at
+from rlenv.runs.journal import Claim, clear_blobs, is_running, object_at
 from rlenv.runs.reader import RunReader
 from rlenv.runs.schema import Facts, ending_of
 from rlenv.runs.writer import KeepPolicy, RunWriter
@@ -192,15 +192,7 @@ def _taken(held: Mapping[str, Any], fields: Mapping[str, type]) -> dict[str, Any
 
 def _is_gone(info: RunInfo) -> bool:
     last = info.attempts[-1] if info.attempts else None
-    if last is None or not last.pid or last.host != socket.gethostname():
-        return False
-    try:
-        os.kill(last.pid, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    return False
+    return last is not None and last.pid > 0 and last.host == socket.gethostname() and not is_running(last.pid)
 
 
 def write_info(folder: Path, info: RunInfo) -> None:

@@ -251,6 +251,15 @@ except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
 
+def is_running(pid: int) -> bool:
+    """False if this machine has no process of that number."""
+    try:
+        os.kill(pid, 0)
+    except (OSError, OverflowError) as error:
+        return not isinstance(error, ProcessLookupError)
+    return True
+
+
 class Claim:
     """A lock of the system on a folder, which ends with the process whatever ends it. It leaves no file.
 

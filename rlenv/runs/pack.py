@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ import orjson
 from rlenv.errors import MissingExtra, UsageError, told_as
 from rlenv.runs import parts
 from rlenv.runs.columns import arrow, body_schema, row_schema, whole_schema
-from rlenv.runs.journal import KINDS, Claim, path_of, segments
+from rlenv.runs.journal import KINDS, Claim, is_running, path_of, segments
 from rlenv.runs.writer import host_name, kernel_name
 from rlenv.secrets import logger
 
@@ -50,13 +49,7 @@ def is_alive(segment: str) -> bool:
     named = segment.rsplit("-", 3)
     if len(named) < 4 or not _is_here(segment) or not named[1].isdecimal():
         return True
-    try:
-        os.kill(int(named[1]), 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):
-        return True
-    return True
+    return is_running(int(named[1]))
 
 
 def pack(run: Path, *, force: bool = False) -> Packed:
