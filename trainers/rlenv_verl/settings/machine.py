@@ -74,13 +74,17 @@ def _installed() -> Iterator[Finding]:
             )
 
 
+def _kind_of(model: Path) -> str:
+    try:
+        return str(json.loads((model / "config.json").read_text(encoding="utf-8")).get("model_type"))
+    except (OSError, ValueError, AttributeError):
+        return ""
+
+
 def _images(model: Path) -> Iterator[Finding]:
     """vLLM's files of these families import transformers' image processors on torchvision
     (vllm/model_executor/models/qwen2_vl.py, glm4_1v.py), though transformers has others on Pillow."""
-    try:
-        kind = str(json.loads((model / "config.json").read_text(encoding="utf-8")).get("model_type"))
-    except (OSError, ValueError, AttributeError):
-        return
+    kind = _kind_of(model)
     if kind.startswith(_SEEING) and importlib.util.find_spec("torchvision") is None:
         yield Finding(
             "error",
@@ -254,10 +258,7 @@ def packing_findings(config: Mapping[str, Any]) -> list[Finding]:
     model = value_at(config, "actor_rollout_ref.model") or {}
     if value_at(config, "trainer.device") != "cpu" or not model.get("use_remove_padding"):
         return []
-    try:
-        kind = json.loads((Path(str(model.get("path"))) / "config.json").read_text(encoding="utf-8")).get("model_type")
-    except (OSError, ValueError, AttributeError):
-        return []
+    kind = _kind_of(Path(str(model.get("path"))))
     if kind not in _FLASH_ALONE:
         return []
     message = f"veRL packs rows of {kind} by flash-attention alone, which a CPU has not: the first step would fail"

@@ -23,6 +23,7 @@ from rlenv.collect import Data, identity_of, read_data
 from rlenv.collect.data import rows_of
 from rlenv.collect.encode import EncodedRow
 from rlenv.errors import UsageError
+from rlenv.preflight.memory import model_of
 from rlenv.runs.folder import Attempt, State
 from rlenv.tokens.bound import load_tokenizer
 from rlenv_train.progress import read_run, write_run
@@ -165,7 +166,8 @@ def new_run(arguments: argparse.Namespace, *, model: str, folder: Path, started_
     data, val = _data(folders, model), _data(arguments.val or [], model)
     own = _own_overrides(arguments, data, val, model=model, folder=folder)
     settings = compose_sft([*preset.overrides(), *own, *overrides])
-    most = arguments.max_length or _model_length(Path(model)) or int(settings["data"]["max_length"])
+    sizes = model_of(Path(model))
+    most = arguments.max_length or (sizes and sizes.positions) or int(settings["data"]["max_length"])
     rows, skipped, longest = _counted([*data, *val], most, skips=arguments.skip_long, train=len(data))
     batch = int(settings["data"]["train_batch_size"])
     ranks = int(settings["trainer"]["n_gpus_per_node"]) * int(settings["trainer"]["nnodes"])
@@ -292,14 +294,6 @@ def _saved(*, is_lora: bool, keeps: bool) -> list[str]:
     # know; it would draw all weights at random. The shards are merged instead.
     weights = ["model"] if is_lora else ["hf_model"]
     return list(dict.fromkeys(["model", "optimizer", "extra", *weights])) if keeps else weights
-
-
-def _model_length(model: Path) -> int | None:
-    """The number of positions that a model in a folder reads."""
-    path = model / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    found = config.get("max_position_embeddings") or (config.get("text_config") or {}).get("max_position_embeddings")
-    return found if isinstance(found, int) else None
 
 
 def _counted(data: Sequence[Data], most: int, *, skips: bool, train: int) -> tuple[int, int, int]:
