@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -171,5 +173,39 @@ def test_a_process_that_is_stopped_or_killed_from_outside_takes_nothing_with_it(
                 await slow
             assert (failed.value.reason, failed.value.whose) == (reason, "infrastructure")
             assert (await ask(database, "SELECT count(*) FROM t")).rows == [[3]]
+
+    run(work)
+
+
+async def copy_of(database: Database) -> Path:
+    (row,) = (await ask(database, "SELECT path FROM duckdb_databases() WHERE path IS NOT NULL")).rows
+    return Path(row[0])
+
+
+def test_what_a_statement_leaves_is_written_at_its_end_and_not_in_the_time_of_whoever_is_next(folder: Path) -> None:
+    async def work() -> None:
+        async with compiled(folder, access="copy").open(ResourceContext()) as database:
+            for sql in ("INSERT INTO t VALUES (3, 'z')", "CREATE TABLE u AS SELECT [[[1]]] AS x", "DROP TABLE t"):
+                await ask(database, sql)
+                file = await copy_of(database)
+                log = file.with_name(f"{file.name}.wal")
+                assert not log.exists() or not log.stat().st_size
+
+    run(work)
+
+
+KILLED = "import duckdb, os, sys\nraw = duckdb.connect(sys.argv[1])\nraw.execute(sys.argv[2])\nos._exit(0)"
+
+
+def test_a_copy_that_its_own_statements_keep_from_being_opened_is_no_loss_of_the_infrastructures(folder: Path) -> None:
+    async def work() -> None:
+        async with compiled(folder, access="copy").open(ResourceContext()) as database:
+            file = await copy_of(database)
+            await workers.pool.aclose()
+            # The engine cannot repeat this from its log.
+            change = "ALTER TABLE t ALTER a TYPE DOUBLE USING (random())"
+            argv = [sys.executable, "-c", KILLED, str(file), change]
+            await asyncio.to_thread(subprocess.run, argv, check=True)
+            assert (await failure_of(database, "SELECT 1")).whose == "policy"
 
     run(work)

@@ -40,6 +40,9 @@ _CONFIG: Final[Mapping[str, Any]] = {
     "temp_directory": "",
     "threads": 1,
 }
+# Each statement writes what it leaves itself: closing a copy would do so in the time of whoever is next at the worker,
+# and after a kill the engine cannot repeat all that stands in its log.
+_COPY_CONFIG: Final = {**_CONFIG, "wal_autocheckpoint": "0B"}
 _READS: Final = frozenset(("EXPLAIN", "SELECT"))
 _WRITES: Final = frozenset(("ALTER", "ANALYZE", "CREATE", "DELETE", "DROP", "INSERT", "MERGE_INTO", "UPDATE"))
 # Functions that act on the engine or on memory addresses, run SQL that is not seen here, or sleep. Looked for anywhere
@@ -76,14 +79,16 @@ def _connect(path: Path, *, may_write: bool) -> duckdb.DuckDBPyConnection:
 
     if not path.is_file():
         raise ResourceError(f"there is no database file {path}")
-    until = time.monotonic() + _OPEN_S
+    config, until = dict(_COPY_CONFIG if may_write else _CONFIG), time.monotonic() + _OPEN_S
     while True:
         try:
-            return duckdb.connect(str(path), read_only=not may_write, config=dict(_CONFIG))
+            return duckdb.connect(str(path), read_only=not may_write, config=config)
         except (duckdb.Error, duckdb.Warning) as error:
-            # The process that had the copy open may just be closing it.
-            if not (may_write and _LOCKED.search(str(error)) and time.monotonic() < until):
+            if not may_write:
                 raise ResourceError(f"the database {path} cannot be opened: {error}") from error
+            # The process that had the copy open may just be closing it; else its own statements may stand in the way.
+            if not (_LOCKED.search(str(error)) and time.monotonic() < until):
+                raise
         time.sleep(0.01)
 
 
@@ -123,8 +128,8 @@ class DuckdbStatements:
         if asked["op"] == "release":
             self._close_copy()
             return Rows((), []).as_json(), None
-        raw = self._opened(path, may_write=may_write)
         try:
+            raw = self._opened(path, may_write=may_write)
             if asked["op"] == "describe":
                 return {"schema": _schema(raw), "words": _words(raw)}, None
             connection = raw if may_write else raw.cursor()
