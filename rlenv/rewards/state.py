@@ -122,7 +122,8 @@ async def _rows(handle: Any, sql: str) -> list[str]:
 def _files(folder: Path, part: str) -> dict[str, Any]:
     """The files by their paths; what is no file, and what cannot be read, stands as a mark."""
     top = Path(os.path.normpath(folder / part))
-    if top.parent.resolve() != Path(os.path.normpath(folder.resolve() / part)).parent:
+    # Not `Path.resolve`, which raises for a circle of links; that is no folder, and is found below.
+    if os.path.realpath(top.parent) != os.path.dirname(os.path.normpath(f"{os.path.realpath(folder)}/{part}")):
         raise RewardError(f"'{part}' stands behind a link")
     found: dict[str, Any] = {}
     size = 0

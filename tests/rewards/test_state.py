@@ -378,6 +378,12 @@ def test_a_part_behind_a_link_is_not_read(tmp_path: Path) -> None:
     assert asyncio.run(snapshot(Folder(tmp_path / "work"), "out")) == {".": {"link": str(tmp_path / "secret")}}
 
 
+def test_a_part_behind_a_circle_of_links_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "out").symlink_to("out")
+    (mark,) = asyncio.run(snapshot(Folder(tmp_path), "out/file")).values()
+    assert list(mark) == ["cannot be read"]
+
+
 @dataclasses.dataclass(eq=False)
 class Person:
     name: str
