@@ -245,7 +245,8 @@ class ToolFailed(RlenvError):
     word for counting (`failed`, `timeout`, …). `retryable` is true where the same call may succeed a little later (a
     server that was busy or gone), false where it would fail again (a statement that is wrong). `details` (JSON) are
     kept in the trajectory and not shown. `whose` says whose failure it is, for rewards: by `rlenv.errors.WHOSE`
-    where it is not given; what is retryable is never the policy's.
+    where it is not given; what is retryable is never the policy's. `wait_s` are the seconds that the server asks to
+    be left alone before the next try.
     """
 
     def __init__(
@@ -256,9 +257,11 @@ class ToolFailed(RlenvError):
         retryable: bool = False,
         details: Mapping[str, object] | None = None,
         whose: Whose | None = None,
+        wait_s: float = 0.0,
     ) -> None:
         self.whose: Whose = whose if whose is not None else whose_failure(reason, retryable=retryable)
         self.text = text
+        self.wait_s = wait_s
         self.details = details
         self.reason = reason
         self.retryable = retryable

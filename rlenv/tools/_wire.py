@@ -16,6 +16,7 @@ import aiohttp  # by whoever names a server, when the spec is compiled: it takes
 
 from rlenv._base.bounded import cut_end
 from rlenv.concurrency.lanes import check_going_out
+from rlenv.endpoints.account import seconds_of
 from rlenv.errors import ToolFailed
 from rlenv.secrets import margin, redact, redact_within
 from rlenv.tools.base import ToolContext, asked_again
@@ -157,7 +158,8 @@ async def _read(response: ClientResponse, request: Request) -> Response:
     is_expected = status in request.statuses if request.statuses else 200 <= status < 300
     if not is_expected:
         said = await _body(response, _ERROR_BYTES + margin())
-        raise ToolFailed(_refusal(response, said[0]), reason=_reason(status), retryable=status in _RETRIED)
+        text, wait_s = _refusal(response, said[0]), seconds_of(response.headers.get("Retry-After"))
+        raise ToolFailed(text, reason=_reason(status), retryable=status in _RETRIED, wait_s=wait_s)
     if response.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise ToolFailed("the server sent a compressed answer that was not asked for", reason="server_error")
     content_type = response.content_type

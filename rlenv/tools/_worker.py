@@ -98,6 +98,7 @@ def _answered(tool: Tool, request: Mapping[str, Any], runner: asyncio.Runner) ->
             "retryable": error.retryable,
             "whose": error.whose,
             "details": _details(error.details),
+            "wait_s": error.wait_s,
         }
         return packed(answer, error.text)
     except EpisodeError as error:
@@ -164,7 +165,8 @@ def _outcome(answer: Mapping[str, Any], text: str) -> ToolOutput | Exception:
         images = tuple(Image(mime, base64) for mime, base64 in answer["images"])
         return ToolOutput(text, text if answer["is_text"] else answer["value"], images, answer["details"])
     if kind == "failed":
-        return ToolFailed(text, **{name: answer[name] for name in ("reason", "retryable", "details", "whose")})
+        names = ("reason", "retryable", "details", "whose", "wait_s")
+        return ToolFailed(text, **{name: answer[name] for name in names})
     if kind == "episode":
         return EpisodeError(text, reason=answer["reason"])
     return FunctionRaised(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import sqlite3
 import time
 from collections.abc import Callable, Coroutine, Mapping
@@ -90,6 +91,29 @@ def test_a_failed_call_is_tried_again_until_it_answers(mode: str, error: Callabl
     assert (result.outcome, result.text, result.call_id) == ("ok", "answer 3", "c")
     assert result.details == {"attempts": 3}
     assert body.calls == 3
+
+
+@pytest.mark.usefixtures("whole_pauses")
+def test_the_next_try_waits_as_long_as_the_server_asks() -> None:
+    calls: list[int] = []
+    seen: list[int] = []
+
+    async def limited(arguments: Mapping[str, Any]) -> str:
+        calls.append(1)
+        if len(calls) > 1:
+            return "answer"
+        # Longer than the first wait of its own; timers of one loop run in the order in which they are due.
+        asyncio.get_running_loop().call_later(0.2, lambda: seen.append(len(calls)))
+        raise ToolFailed("busy", retryable=True, wait_s=0.3)
+
+    assert one(under(fake_tool("t", limited), retries=1)).text == "answer"
+    assert seen == [1]
+
+
+@pytest.mark.parametrize("wait_s", [3600.0, math.inf, math.nan])
+def test_a_wait_that_is_longer_than_the_call_may_take_is_not_waited_for(wait_s: float) -> None:
+    _, tool = flaky("inline", 1, lambda: ToolFailed("busy", retryable=True, wait_s=wait_s))
+    assert one(under(tool, retries=1)).text == "answer 2"
 
 
 def test_tries_end_with_the_last_failure_where_they_do_not_help() -> None:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from rlenv.errors import MissingVariable, UsageError
 from rlenv.language.kinds import CompileContext
 from rlenv.messages import ToolResult
 from rlenv.testing.tools import call, check_tool, context, kept
-from rlenv.tools.base import Tool
+from rlenv.tools.base import CallPolicy, Tool
 from rlenv.tools.http import KIND, HttpSpec
 
 pytest.importorskip("jmespath")
@@ -355,6 +356,27 @@ def test_redirects_are_followed_within_the_server_only_where_asked() -> None:
 )
 def test_only_a_refusal_of_what_was_asked_is_the_policys_failure(status: int, whose: str) -> None:
     assert ask(says("no", status)).whose == whose
+
+
+@pytest.mark.usefixtures("whole_pauses")
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_server_is_left_alone_as_long_as_it_asks(status: int) -> None:
+    asked: list[int] = []
+    seen: list[int] = []
+
+    async def limited(request: web.Request) -> web.Response:
+        asked.append(1)
+        if len(asked) > 1:
+            return web.Response(text="there")
+        asyncio.get_running_loop().call_later(0.2, lambda: seen.append(len(asked)))
+        return web.Response(status=status, headers={"Retry-After": "0.3"})
+
+    async def go() -> ToolResult:
+        async with served(limited) as address, kept() as make:
+            return await call(replace(compiled(address), policy=CallPolicy(retries=1)), {}, within=make())
+
+    assert asyncio.run(go()).text == "there"
+    assert seen == [1]
 
 
 @pytest.mark.parametrize("to", ["/", "http://localhost.invalid/", "http://[/"])

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from rlenv.calls.executor import Executor
-from rlenv.errors import EpisodeError, UsageError
+from rlenv.errors import EpisodeError, ToolFailed, UsageError
 from rlenv.language.kinds import CompileContext
 from rlenv.language.spec import CallsSpec
 from rlenv.messages import ToolCall, ToolResult
@@ -69,7 +69,7 @@ def do(what: str, path: str = "") -> Any:
     if what == "raise": raise KeyError("secret")
     if what == "quit": sys.exit(2)
     if what == "declared": raise OutOfStock("none left")
-    if what == "tool_failed": raise ToolFailed("busy", reason="timeout", retryable=True, details={"a": 1})
+    if what == "tool_failed": raise ToolFailed("busy", reason="timeout", retryable=True, details={"a": 1}, wait_s=0.5)
     if what.startswith("whose "): raise ToolFailed("no", reason="word", whose=what.removeprefix("whose "))
     if what == "episode": raise EpisodeError("the store is gone", reason="store")
     if what == "object": return object()
@@ -282,6 +282,16 @@ def test_large_arguments_arrive(folder: Path) -> None:
         assert (await call(what="text", path="x" * 5_000_000)).text == "t"
 
     session(compiled(folder, "do"), steps)
+
+
+def test_how_long_a_function_asks_to_be_left_alone_arrives(folder: Path) -> None:
+    async def go() -> float:
+        async with kept() as make:
+            with pytest.raises(ToolFailed) as raised:
+                await compiled(folder, "do").run({"what": "tool_failed"}, make())
+            return raised.value.wait_s
+
+    assert asyncio.run(go()) == 0.5
 
 
 def test_only_declared_exceptions_show_their_message(folder: Path) -> None:
