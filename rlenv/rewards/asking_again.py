@@ -121,6 +121,8 @@ class _Turns(Generic[_T]):
     refused: int = 1
     untold: int = 0
     """Tries in a row that told nothing."""
+    has_ended: bool = False
+    """True once there is no time to wait for another try."""
 
     def __post_init__(self) -> None:
         self.queue_s, self.begun = _QUEUE * self.within_s, time.monotonic()
@@ -128,7 +130,7 @@ class _Turns(Generic[_T]):
         self.well_before, self.failed_before = self.tries.well, self.tries.failed
 
     async def given(self) -> _T | None:
-        while not self._is_done:
+        while not self.has_ended and not self._is_done:
             async with self._turn():
                 begun, failed, early = self.limit.clock_s, None, None
                 if self.each == 1 and self.rounds and self._has_room and random.random() < 0.5:
@@ -208,7 +210,7 @@ class _Turns(Generic[_T]):
     @property
     def _has_room(self) -> bool:
         """True if one more try ends in time, where it is as quick as the quickest."""
-        return self.tried_s < self.limit.left_s
+        return not self.has_ended and self.tried_s < self.limit.left_s
 
     async def _known(self) -> Refused | Untold | None:
         """The failure of the known question; None where it went well now, and as often as it has to.
@@ -236,16 +238,18 @@ class _Turns(Generic[_T]):
         return None
 
     async def _wait(self, tried: Refused | Untold, what: str) -> None:
-        """Takes note of a try that told nothing, and waits for a moment.
+        """Takes note of a try that told nothing, and waits for a moment, where there is time for one.
 
-        Raises RewardError: it was one too many, or there is no more time.
+        Raises RewardError: it was one too many, or the last, and what was found before is not sure.
         """
         is_last = self.untold == _PATIENCE or (isinstance(tried, Untold) and tried.is_last)
         seconds = 0.0 if is_last else waits_s()[self.untold] * random.uniform(0.5, 1.5)
         self.untold += 1
-        if is_last or seconds >= self.limit.left_s:
+        self.has_ended = seconds >= self.limit.left_s
+        if is_last or (self.has_ended and not self._is_sure(self.rounds - 1, self.refused - 1)):
             raise RewardError(f"{what}: {tried.why}")
-        await pause(seconds)
+        if not self.has_ended:
+            await pause(seconds)
 
 
 _TELLING: Final = (Answered, HeldUp, Untold)

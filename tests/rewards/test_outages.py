@@ -164,6 +164,38 @@ def test_a_call_that_blocks_its_server_is_the_policys_where_the_last_round_has_n
     run_skipping(main())
 
 
+@pytest.mark.parametrize("away_s", [0.5, 2.0, 4.0, 4.4, 4.8])
+@pytest.mark.parametrize("seed", range(5))
+def test_who_fells_a_server_again_and_again_is_found_though_it_is_away_as_the_time_ends(
+    away_s: float, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    back_at, is_down = 0.0, False
+    random.seed(seed)  # of the pauses between tries
+
+    async def ask(which: str) -> Answered[str] | Refused | Untold:
+        nonlocal back_at
+        await passes(0.01)
+        now = asyncio.get_running_loop().time()
+        if is_down or now < back_at:
+            return Untold("nobody is there")
+        if which == "very":
+            back_at = now + away_s
+            return Refused("it fell")
+        return Answered("well")
+
+    async def main() -> None:
+        nonlocal is_down
+        monkeypatch.setattr(time, "monotonic", asyncio.get_running_loop().time)
+        known, very = partial(ask, "known"), partial(ask, "very")
+        with paused_for(1.0):
+            assert await in_turn(known, very, within_s=36.0, is_dear=True) is None
+            is_down = True
+            with pytest.raises(RewardError, match="nobody is there"):
+                await in_turn(known, very, within_s=36.0, is_dear=True)
+
+    run_skipping(main())
+
+
 def test_nobody_is_asked_again_once_another_try_is_said_to_be_no_use() -> None:
     asked = []
 

@@ -258,14 +258,9 @@ class Child(asyncio.SubprocessProtocol):
     def is_open(self) -> bool:
         return not self.incoming.is_ended and not self._exited.done()
 
-    @property
-    def stderr(self) -> str:
-        """The last lines that it wrote on its standard error, without the secrets that it was given."""
-        return redact(self._errors.decode(errors="replace")).strip()
-
     def last_words(self, limit: int) -> str:
-        """The last `limit` characters of its standard error: the names of secrets stand whole, or not at all."""
-        return self.stderr[-limit:]
+        """The last `limit` characters of its standard error, without the secrets that it was given."""
+        return redact(self._errors.decode(errors="replace")).strip()[-limit:]
 
     async def has_exited(self, seconds: float = _DRAIN_S) -> bool:
         """True where the process is gone, after a little while."""
