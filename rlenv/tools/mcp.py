@@ -21,7 +21,7 @@ from pydantic import Field
 from rlenv._base.schemas import without_unreadable_patterns
 from rlenv._base.text import did_you_mean
 from rlenv.concurrency.lanes import Answer, Asked, here
-from rlenv.errors import EpisodeError, MissingExtra, ToolFailed, UsageError, told_as
+from rlenv.errors import EpisodeError, MissingExtra, ResourceError, ToolFailed, UsageError, told_as
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.requirements import Requirement, program
 from rlenv.language.spec import Float, Int, Text, ToolSpec
@@ -326,7 +326,9 @@ def _tool(
         except ServerDied as error:
             text = f"the server of the tool {name} stopped during the call"
             raise ToolFailed(text, reason=error.reason, retryable=True) from error
-        except ServerDown as error:
+        except (ServerDown, ResourceError) as error:
+            if isinstance(error, ResourceError) and call.turn >= 0:
+                raise  # nobody plays on without it; a reward asks again, until it is back or there is no more time
             text = f"the tool {name} is not available at the moment"
             raise ToolFailed(text, reason="server_down", retryable=True) from error
         return as_output(name, result)

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from shutil import copyfile
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from rlenv.language.kinds import CompileContext
 from rlenv.messages import Image, ToolResult
 from rlenv.resources.base import Folder
 from rlenv.testing.tools import call, check_tool, context, kept
-from rlenv.tools.base import Tool, ToolContext
+from rlenv.tools.base import Tool, ToolContext, asked_again
 from rlenv.tools.mcp import KIND, McpSpec
 from tests.support.mcp import come
 
@@ -386,6 +387,32 @@ def test_a_server_that_answers_nobody_any_more_is_replaced() -> None:
     before, frozen, after = within(work)
     assert frozen.outcome == "timeout"
     assert before != after
+
+
+@pytest.mark.slow
+def test_a_reward_asks_a_server_that_cannot_be_started_until_it_is_back(tmp_path: Path) -> None:
+    from rlenv.errors import ResourceError
+
+    program = tmp_path / "lab.py"
+    copyfile(SERVERS / "lab.py", program)
+    tools = lab(cwd=str(tmp_path))
+
+    async def work(make: Make) -> tuple[set[tuple[str, str]], str]:
+        program.unlink()
+        token = asked_again.set("crashed")  # so that nobody waits between two starts
+        try:
+            for _ in range(3):
+                await call(tools["place"], {}, within=replace(make(), turn=0))
+            with pytest.raises(ResourceError, match="several times in a row"):
+                await call(tools["place"], {}, within=replace(make(), turn=0))
+            found = [await call(tools["place"], {}, within=replace(make(), turn=-1)) for _ in range(8)]
+            copyfile(SERVERS / "lab.py", program)
+            back = await call(tools["echo"], {"text": "back"}, within=make())
+            return {(one.reason, one.whose) for one in found}, back.text
+        finally:
+            asked_again.reset(token)
+
+    assert within(work) == ({("server_down", "infrastructure")}, "back")
 
 
 @pytest.mark.slow

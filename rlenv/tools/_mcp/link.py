@@ -345,13 +345,6 @@ class SessionPool:
         """One call of a tool; see `Link.call`."""
         return await self._link().call(name, arguments, deadline=deadline)
 
-    @property
-    def children(self) -> tuple[int, ...]:
-        """The process ids of the servers that run now."""
-        connections = [link.current for link in self._links]
-        pids = [one.child.pid for one in connections if one is not None and one.child is not None]
-        return tuple(pid for pid in pids if pid is not None)
-
     async def aclose(self) -> None:
         """Ends all sessions, at once."""
         await asyncio.gather(*(link.aclose() for link in self._links))
