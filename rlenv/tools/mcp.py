@@ -298,7 +298,7 @@ def _tool(
     about: Mapping[str, str],
 ) -> Tool:
     from rlenv.tools._mcp.link import CallFailed, ServerDied, open_pool
-    from rlenv.tools._mcp.server import ServerDown, as_output
+    from rlenv.tools._mcp.server import Connection, ServerDown, as_output
 
     name, remote = _name(spec, tool), tool.name
     parameters = _parameters(tool, server)
@@ -311,15 +311,16 @@ def _tool(
         scope = call.scope() if is_own else call.shared()
         server = server_of(call)
         key = ("mcp", server.key, size)
-        reason = asked_again.get()
-        if not is_own and (reason in _DEATHS or (is_stateless and reason not in ("", "refused"))):
-            # Servers of its own: one that dies or hangs again shows what it was, and takes no call of others along.
-            # What a server refuses it is asked itself.
-            pool = await scope.get((*key, "again"), lambda: open_pool(server, size=_DEFAULT_POOL, is_trial=True))
-        else:
-            pool = await scope.get(key, lambda: open_pool(server, size=size))
+        reason, late = asked_again.get(), call.scope().keep(("mcp late", key), list[Connection])
+        # A server that had a call until its time was over, and was replaced, has lost what it held as one that died.
+        is_lost = reason in _DEATHS or (reason == "late" and any(one.is_gone for one in late))
+        # Servers of its own: one that dies or hangs again shows what it was, and takes no call of others along.
+        # What a server refuses it is asked itself.
+        is_trial = not is_own and (is_lost or (is_stateless and reason not in ("", "refused")))
+        kept, many = ((*key, "again"), _DEFAULT_POOL) if is_trial else (key, size)
         try:
-            result = await pool.call(remote, arguments, deadline=call.deadline)
+            pool = await scope.get(kept, lambda: open_pool(server, size=many, is_trial=is_trial))
+            result = await pool.call(remote, arguments, deadline=call.deadline, late=None if is_trial else late)
         except CallFailed as error:
             text = _TOO_LARGE if error.reason == "too_large" else str(error)
             raise ToolFailed(text, reason=error.reason) from error
@@ -333,8 +334,7 @@ def _tool(
             raise ToolFailed(text, reason="server_down", retryable=True) from error
         return as_output(name, result)
 
-    is_safe = bool(tool.is_read_only or tool.is_idempotent)
-    fields = common(spec, idempotent=is_safe)
+    fields = common(spec, idempotent=bool(tool.is_read_only or tool.is_idempotent))
     if "mutates" not in spec.model_fields_set:
         fields["mutates"] = tool.is_read_only is False
     return Tool(

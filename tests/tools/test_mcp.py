@@ -390,6 +390,27 @@ def test_a_server_that_answers_nobody_any_more_is_replaced() -> None:
 
 
 @pytest.mark.slow
+def test_a_call_that_a_replaced_server_had_is_asked_again_where_no_other_call_is() -> None:
+    """What such a server held is gone, as that of one that died; what a call only waited for is not."""
+    tools = lab()
+
+    async def work(make: Make) -> tuple[int, int, int]:
+        first = await process_of(tools, make)
+        await call(replace(tools["freeze"], timeout_s=0.2), {}, within=make())
+        await until(lambda: not is_alive(first))
+        shared, token = await process_of(tools, make), asked_again.set("late")
+        other = Scope()
+        try:
+            beside = await process_of(tools, lambda: replace(make(), scope=lambda: other))
+            return shared, beside, await process_of(tools, make)
+        finally:
+            asked_again.reset(token)
+
+    shared, beside, again = within(work)
+    assert (beside == shared, again == shared) == (True, False)
+
+
+@pytest.mark.slow
 def test_a_reward_asks_a_server_that_cannot_be_started_until_it_is_back(tmp_path: Path) -> None:
     from rlenv.errors import ResourceError
 

@@ -137,8 +137,10 @@ class Link:
         connection = task.result()
         return connection if connection.is_open and self._host is not None and self._host.is_open else None
 
-    async def call(self, name: str, arguments: Mapping[str, Any], *, deadline: float) -> CallToolResult:
-        """One call of a tool.
+    async def call(
+        self, name: str, arguments: Mapping[str, Any], *, deadline: float, late: list[Connection] | None = None
+    ) -> CallToolResult:
+        """One call of a tool. `late` gets the connection that had it until its time was over.
 
         Raises:
             CallFailed: the server refused it.
@@ -150,15 +152,17 @@ class Link:
         self.in_flight += 1
         try:
             try:
-                return await self._call(name, arguments, deadline)
+                return await self._call(name, arguments, deadline, late)
             except _NotRun:
-                return await self._call(name, arguments, deadline)
+                return await self._call(name, arguments, deadline, late)
         except _NotRun as error:  # a session that was opened for it
             raise CallFailed(str(error)) from error
         finally:
             self.in_flight -= 1
 
-    async def _call(self, name: str, arguments: Mapping[str, Any], deadline: float) -> CallToolResult:
+    async def _call(
+        self, name: str, arguments: Mapping[str, Any], deadline: float, late: list[Connection] | None
+    ) -> CallToolResult:
         connection = self.current
         if connection is None:
             with Waited():
@@ -174,6 +178,8 @@ class Link:
                 self._forget(connection)
             else:
                 self._suspect(connection)
+            if late is not None:
+                late.append(connection)
             raise Expired(reason="stopped" if is_stopped else "late") from error
         except MCPError as error:
             code, message = error.error.code, error.error.message[:_MOST_SAID]
@@ -244,7 +250,7 @@ class Link:
             self._close_host()
             # A task of its own: the caller's time may be up before a slow server has started.
             self._opening = asyncio.create_task(self._open())
-            self._opening.add_done_callback(_retrieve)
+            self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(self._opening)
 
     async def _open(self) -> Connection:
@@ -341,9 +347,11 @@ class SessionPool:
         self._is_trial = is_trial
         self._links: list[Link] = []
 
-    async def call(self, name: str, arguments: Mapping[str, Any], *, deadline: float) -> CallToolResult:
+    async def call(
+        self, name: str, arguments: Mapping[str, Any], *, deadline: float, late: list[Connection] | None = None
+    ) -> CallToolResult:
         """One call of a tool; see `Link.call`."""
-        return await self._link().call(name, arguments, deadline=deadline)
+        return await self._link().call(name, arguments, deadline=deadline, late=late)
 
     async def aclose(self) -> None:
         """Ends all sessions, at once."""
@@ -368,8 +376,3 @@ def open_pool(
         is_trial: what is called may end the server, as it has before: it is started anew at once, and nobody is told.
     """
     return aclosing(SessionPool(server, size=size, connect=connect, is_trial=is_trial))
-
-
-def _retrieve(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled():
-        task.exception()
