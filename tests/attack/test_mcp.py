@@ -294,7 +294,7 @@ TOLD: dict[str, Any] = {  # `own` and `other` are the ids of the call and of the
 
 
 @pytest.mark.parametrize("status", [200, 400])
-@pytest.mark.parametrize("how", ["redirect", *TOLD])
+@pytest.mark.parametrize("how", ["redirect", "compressed", *TOLD])
 def test_what_a_server_answers_one_call_over_http_is_no_other_calls(how: str, status: int) -> None:
     """Nor does it end their session, or count as the server's being away; and another place of its own is asked."""
     starts, waiting = list[str](), list[int]()
@@ -324,6 +324,8 @@ def test_what_a_server_answers_one_call_over_http_is_no_other_calls(how: str, st
             elif asked["method"] == "tools/call":
                 if how == "redirect":
                     return web.Response(status=307, headers={"Location": "/mcp/"})
+                if how == "compressed":
+                    return web.Response(status=status, headers={"Content-Encoding": "gzip"}, body=b"\x1f\x8b")
                 identity = {"own": own, "other": waiting[0]}.get(TOLD[how]["id"])
                 return web.json_response({"jsonrpc": "2.0", **TOLD[how], "id": identity}, status=status)
             return web.json_response({"jsonrpc": "2.0", "id": own, "result": said})

@@ -71,7 +71,7 @@ class _Careful(httpx2.AsyncBaseTransport):
                 return _error(request, LOST, "the server does not know this session", status=404)
             if response.headers.get("content-encoding", "identity").lower() != "identity":
                 await response.aclose()
-                return _error(request, wire.TOO_LARGE, "the server sent a compressed answer", status=502)
+                return _error(request, INTERNAL_ERROR, "the server sent a compressed answer", status=502)
             if "text/event-stream" not in response.headers.get("content-type", "").lower():
                 return await _whole(request, response)
             return _streamed(request, response, self._events(is_answer=is_post))
@@ -124,9 +124,8 @@ async def _whole(request: httpx2.Request, response: httpx2.Response) -> httpx2.R
             return _error(request, wire.TOO_LARGE, f"the server's answer is too much: {error}", status=502)
         except ValueError:  # the SDK would write a traceback for each
             return _error(request, INTERNAL_ERROR, "the server's answer is no message", status=502)
-    return httpx2.Response(
-        response.status_code, headers=response.headers, content=None, request=request, stream=_Body(whole)
-    )
+    stream = httpx2.ByteStream(whole)
+    return httpx2.Response(response.status_code, headers=response.headers, content=None, request=request, stream=stream)
 
 
 def _answer(data: bytes, request: bytes, *, is_told: bool) -> bytes:
@@ -163,14 +162,6 @@ class _Screened(httpx2.AsyncByteStream):
 
     async def aclose(self) -> None:
         await self._response.aclose()
-
-
-class _Body(httpx2.AsyncByteStream):
-    def __init__(self, body: bytes) -> None:
-        self._body = body
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        yield self._body
 
 
 def _error(request: httpx2.Request, code: int, message: str, *, status: int) -> httpx2.Response:
