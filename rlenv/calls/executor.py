@@ -22,10 +22,11 @@ from rlenv._base.bounded import cut_middle
 from rlenv._base.text import all_known
 from rlenv.calls.cache import forget_episode
 from rlenv.calls.guard import CallGuard, Notes, close_store
-from rlenv.calls.runner import CallSlots, Runner, retrieve
+from rlenv.calls.runner import CallSlots, Runner
 from rlenv.calls.taped import FailureLog, broken, ended, failed, late, not_run, refused
 from rlenv.concurrency.deadline import Expired, begin
 from rlenv.concurrency.lanes import Lane, here
+from rlenv.concurrency.scope import ended as all_ended
 from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import EpisodeError, ToolFailed
 from rlenv.language.spec import CallsSpec
@@ -421,9 +422,5 @@ async def _all(tasks: Sequence[asyncio.Task[ToolResult]]) -> list[ToolResult]:
             task.result()
         return [task.result() for task in tasks]
     except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-        for task in tasks:
-            retrieve(task)
+        await all_ended(*tasks)
         raise

@@ -344,9 +344,3 @@ async def _hold(seconds: float, limit: float) -> None:
 def _wake(done: asyncio.Future[None]) -> None:
     if not done.done():
         done.set_result(None)
-
-
-def retrieve(task: asyncio.Task[Any]) -> None:
-    """Takes note of how a task ended that nobody waits for, so that asyncio does not report it."""
-    if not task.cancelled():
-        task.exception()

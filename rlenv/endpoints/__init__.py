@@ -335,7 +335,7 @@ class Client:
             posted = session.post(url, data=data, headers=headers, timeout=timeout, allow_redirects=False)
             async with posted as response:
                 coding = response.headers.get("Content-Encoding", "identity").lower()
-                raw = await _read(response) if coding == "identity" else b""
+                raw, goes_on = await body_within(response, _MAX_BYTES) if coding == "identity" else (b"", False)
                 status, retry_after = response.status, response.headers.get("Retry-After")
         except TimeoutError as error:
             return _Problem(f"no answer from the server within {timeout_s:.3g} s", cause=error)
@@ -347,7 +347,7 @@ class Client:
             told = f"no answer from the server ({type(error).__name__})"
             return _Problem(told, cause=error, is_garbled=was_sent, is_cut=was_sent)
         self.server.is_up = status not in account.AWAY
-        if raw is None:
+        if goes_on:
             return _Problem(f"the server's answer is larger than {_MAX_BYTES:,} bytes", may_pass=False, is_garbled=True)
         if coding != "identity":
             told = "the server sent a compressed answer that was not asked for"
@@ -429,13 +429,15 @@ def _parsed(raw: bytes) -> Any:
     return json.loads(raw)  # a lone surrogate in a model's words is no reason to lose them
 
 
-async def _read(response: aiohttp.ClientResponse) -> bytes | None:
-    """The body, None where it is larger than any answer."""
-    parts: list[bytes] = []
+async def body_within(response: aiohttp.ClientResponse, limit: int) -> tuple[bytes, bool]:
+    """The body's first `limit` bytes, and whether it goes on; no more than one piece beyond them is ever held."""
+    pieces: list[bytes] = []
     size = 0
-    async for part in response.content.iter_any():
-        size += len(part)
-        if size > _MAX_BYTES:
-            return None
-        parts.append(part)
-    return b"".join(parts)
+    while size <= limit:
+        piece = await response.content.readany()
+        if not piece:
+            return b"".join(pieces), False
+        pieces.append(piece)
+        size += len(piece)
+    response.close()  # the rest is not worth reading, so the connection is not used again
+    return b"".join(pieces)[:limit], True

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rlenv.concurrency.lanes import entered, here
+from rlenv.concurrency.scope import ended
 from rlenv.episodes.episode import Episode
 from rlenv.episodes.rollout import drive
 from rlenv.episodes.tools import EpisodeReward, EpisodeTools, end_of
@@ -367,7 +368,4 @@ class Seating:
 
     async def aclose(self) -> None:
         """Ends what the others still do."""
-        for task in self._tasks.values():
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks.values())
+        await ended(*self._tasks.values())

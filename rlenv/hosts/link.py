@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import aiohttp
 import orjson
 
+from rlenv.endpoints import body_within
 from rlenv.episodes.episode import Episode
 from rlenv.errors import EpisodeError, UsageError
 from rlenv.hosts import wire
@@ -164,11 +165,9 @@ class Door:
                 aiohttp.ClientSession(headers=self.headers, timeout=timeout) as client,
                 client.get(f"{self.url}{path}") as response,
             ):
-                body = bytearray()
-                async for part in response.content.iter_any():
-                    body += part
-                    if len(body) > self.most_bytes:
-                        raise UsageError(f"{self.url}{path} is longer than {self.most_bytes:,} bytes")
+                body, goes_on = await body_within(response, self.most_bytes)
+                if goes_on:
+                    raise UsageError(f"{self.url}{path} is longer than {self.most_bytes:,} bytes")
                 if response.status != 200:
                     told = body[:200].decode(errors="replace")
                     raise UsageError(f"{self.url} answers with status {response.status}: {told}")

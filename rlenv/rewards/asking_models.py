@@ -17,13 +17,13 @@ from typing import Any, Final, Generic, TypeVar
 
 from rlenv.concurrency.deadline import Countdown, left_s, pause, running_under
 from rlenv.concurrency.lanes import entered, here
-from rlenv.concurrency.scope import Scope
+from rlenv.concurrency.scope import Scope, ended
 from rlenv.endpoints import Client
 from rlenv.endpoints.account import is_away
 from rlenv.errors import EndpointError, RewardError
 from rlenv.rewards.asking_again import ROUNDS, Answered, Ask, HeldUp, Known, Refused, Untold, in_turn, waits_s
 
-__all__ = ["Felling", "Pace", "at_once", "failed", "if_felled", "if_unread", "in_time"]
+__all__ = ["Felling", "Pace", "at_once", "failed", "if_felled", "if_unread", "in_time", "tried"]
 
 _T = TypeVar("_T")
 _FEWEST_FALLS: Final = 7
@@ -121,9 +121,7 @@ async def in_time(
         return found
     finally:
         del pace.waiting[mine]
-        for task in (first, beside):
-            task.cancel()
-        await asyncio.gather(first, beside, return_exceptions=True)
+        await ended(first, beside)
 
 
 async def _beside(
@@ -148,11 +146,9 @@ async def _beside(
     async def once() -> Answered[_T] | Refused | Untold:
         try:
             async with asyncio.timeout(slice_s):
-                return Answered(await request())
+                return await tried(request)
         except TimeoutError:
             return Refused(no_answer)
-        except EndpointError as error:
-            return _told(error)
 
     try:
         given = await in_turn(soon, once, most=most, within_s=beside_s, took_s=slice_s, tries=pace.tries)
@@ -183,11 +179,8 @@ async def if_unread(
         return found
 
     async def again() -> Answered[_T] | Refused | Untold:
-        try:
-            tried = await request()
-        except EndpointError as error:
-            return _told(error)
-        return Answered(tried) if is_read(tried) else Refused("its reply cannot be read")
+        told = await tried(request)
+        return Refused("its reply cannot be read") if isinstance(told, Answered) and not is_read(told.value) else told
 
     rounds, lane = max(1, int(within_s / (2 * took_s)) - 1), here()
     try:
@@ -371,6 +364,10 @@ def failed(who: str, error: EndpointError, *, is_harmless: bool = False) -> Refu
     return Refused(why) if is_of_text else Untold(why, is_last=True)
 
 
-def _told(error: EndpointError) -> Refused | Untold:
-    is_told = error.status is not None or error.is_garbled or error.is_late
-    return Refused(str(error)) if is_told else Untold(str(error))
+async def tried(request: Callable[[], Awaitable[_T]]) -> Answered[_T] | Refused | Untold:
+    """What a request tells of what it asks: nothing where nobody was there to have it."""
+    try:
+        return Answered(await request())
+    except EndpointError as error:
+        is_told = error.status is not None or error.is_garbled or error.is_late
+        return Refused(str(error)) if is_told else Untold(str(error))

@@ -16,6 +16,7 @@ import aiohttp  # by whoever names a server, when the spec is compiled: it takes
 
 from rlenv._base.bounded import cut_end
 from rlenv.concurrency.lanes import check_going_out
+from rlenv.endpoints import body_within
 from rlenv.endpoints.account import seconds_of
 from rlenv.errors import ToolFailed
 from rlenv.secrets import margin, redact, redact_within
@@ -157,7 +158,7 @@ async def _read(response: ClientResponse, request: Request) -> Response:
     status = response.status
     is_expected = status in request.statuses if request.statuses else 200 <= status < 300
     if not is_expected:
-        said = await _body(response, _ERROR_BYTES + margin())
+        said = await body_within(response, _ERROR_BYTES + margin())
         text, wait_s = _refusal(response, said[0]), seconds_of(response.headers.get("Retry-After"))
         raise ToolFailed(text, reason=_reason(status), retryable=status in _RETRIED, wait_s=wait_s)
     if response.headers.get("Content-Encoding", "identity").lower() != "identity":
@@ -166,7 +167,7 @@ async def _read(response: ClientResponse, request: Request) -> Response:
     if response.headers.get("Content-Type") and not _TEXT_TYPES.match(content_type):
         raise ToolFailed(f"the server answered with {content_type[:60]}, which is no text", reason="server_error")
     # A secret that stands across the limit is found whole; what the piece that was read ends with may be half of one.
-    body, goes_on = await _body(response, request.max_bytes + margin())
+    body, goes_on = await body_within(response, request.max_bytes + margin())
     text = _decoded(response, body)
     is_cut = goes_on or len(body) > request.max_bytes
     if is_cut:
@@ -175,20 +176,6 @@ async def _read(response: ClientResponse, request: Request) -> Response:
             text = text[: -margin()]
         text = text.encode()[: request.max_bytes].decode(errors="ignore")
     return Response(status, content_type, text, is_cut)
-
-
-async def _body(response: ClientResponse, limit: int) -> tuple[bytes, bool]:
-    """The body's first `limit` bytes, and whether it goes on; no more than one piece beyond them is ever held."""
-    pieces: list[bytes] = []
-    size = 0
-    while size <= limit:
-        piece = await response.content.readany()
-        if not piece:
-            return b"".join(pieces), False
-        pieces.append(piece)
-        size += len(piece)
-    response.close()  # the rest is not worth reading, so the connection is not used again
-    return b"".join(pieces)[:limit], True
 
 
 def _decoded(response: ClientResponse, body: bytes) -> str:
