@@ -22,6 +22,7 @@ from rlenv.language.spec import SamplingSpec
 from rlenv.messages import Message, Sampled, ToolCall
 from rlenv.policies.base import PolicyContext
 from rlenv.rewards.asking_again import Answered, Refused, in_turn
+from rlenv.rewards.asking_models import tried
 from rlenv.secrets import host_of
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ _FULL: Final = re.compile(
 _UNCLEAR: Final = frozenset((*REFUSED, 403, 451))
 """What a server answers to a conversation whose words it cannot take, and to every one where it is set up wrongly. No
 5xx is among them: a server that fails by chance would be taken for one that refuses."""
+_CLEAR: Final = frozenset((None, 429, *_UNCLEAR))
+"""What no words bring about, beside those: the server is not there, or is asked too much."""
 _HARMLESS: Final = "harmless "
 _FEW_TOKENS: Final = 16
 
@@ -217,13 +220,6 @@ async def written(request: _Request[_T], endpoint: Endpoint, well: list[bool] | 
     raise EndpointError(told, is_late=True, is_held=all(well[-2:]))
 
 
-async def _tried(request: _Request[_T]) -> Answered[_T] | Refused:
-    try:
-        return Answered(await request())
-    except EndpointError as error:
-        return Refused(str(error))
-
-
 class _Session:
     def __init__(self, policy: OpenAIPolicy, context: PolicyContext) -> None:
         self._client, self._policy, self._asks_beside = policy.client, policy, policy.asks_beside
@@ -332,7 +328,7 @@ class _Session:
         try:
             return await written(request, endpoint, self._well)
         except EndpointError as error:
-            is_unclear = error.is_garbled or error.is_cut or error.is_late or (error.status or 0) >= 500
+            is_unclear = error.is_garbled or error.is_cut or error.is_late or error.status not in _CLEAR
             if error.is_held or not is_unclear:
                 raise
             failed = error
@@ -371,11 +367,11 @@ class _Session:
             await self._asked((Message("user", _HARMLESS),), _FEW_TOKENS, text=_HARMLESS, around=few)
 
         with entered(lane and lane.at("beside")):  # a replay does not ask these
-            known, own = partial(_tried, asked), partial(self._asked, messages, 1, keeps_own=True, around=soon)
-            if isinstance(told := await known(), Refused):
+            known, own = partial(tried, asked), partial(self._asked, messages, 1, keeps_own=True, around=soon)
+            if not isinstance(told := await known(), Answered):
                 raise RewardError(told.why)
-            given = await in_turn(known, partial(_tried, very), within_s=within_s, took_s=took_s)
-            if given is None and not is_now and isinstance(await _tried(own), Answered):
+            given = await in_turn(known, partial(tried, very), within_s=within_s, took_s=took_s)
+            if given is None and not is_now and not isinstance(await tried(own), Refused):
                 raise RewardError("the server fails at others' words")
         return given
 

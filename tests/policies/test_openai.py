@@ -587,7 +587,9 @@ _SPEAKS = 'tool_call>\n{"name": "calculate", "arguments": {"expression": "1330+3
 
 
 @BOTH
-@pytest.mark.parametrize("reply", [Reply(500), Reply(504), Reply(200, "<html>"), Reply(drops=True)])
+@pytest.mark.parametrize(
+    "reply", [Reply(500), Reply(504), Reply(404), Reply(302), Reply(200, "<html>"), Reply(drops=True)]
+)
 @pytest.mark.parametrize("word", ["1330+3", "1333", ""], ids=["its own", "a tool's", "any"])
 def test_a_server_that_fails_at_the_policys_own_words_leaves_its_sample_in(
     make_environment: Any, mode: str, reply: Reply, word: str
