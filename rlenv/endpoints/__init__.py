@@ -297,13 +297,10 @@ class Client:
 
     async def _paused(self, wait: float, problem: _Problem) -> None:
         """Waits before another try; an account counts what no request of its policy's brings about."""
-        whose, began, is_late = account.asking(), time.monotonic(), isinstance(problem.cause, TimeoutError)
+        whose, is_late = account.asking(), isinstance(problem.cause, TimeoutError)
         is_barred = problem.status in (None, 429) and not (problem.is_garbled or is_late)
-        try:
+        with whose.account.bars() if is_barred and whose and whose.role == "policy" else nullcontext():
             await pause(wait)
-        finally:  # or the time of whoever asks is over meanwhile
-            if is_barred and whose is not None and whose.role == "policy":
-                whose.account.barred_s += time.monotonic() - began
 
     async def _tried(
         self, url: str, data: bytes, attempt: int, limit_s: float, lacking: _Lacking, *, is_free: bool

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
-from datetime import UTC, datetime
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -127,7 +129,7 @@ def read_chat(answer: Mapping[str, Any]) -> Completion:
     """The first choice of a chat completion. A call whose arguments cannot be read is a MalformedCall in it.
 
     Raises:
-        Unreadable: the answer is not of the format.
+        UnreadableAnswer: the answer is not of the format.
     """
     choice, message = _choice(answer, "message", dict, "the server's choice holds no message")
     calls: list[ToolCall | MalformedCall] = []
@@ -152,11 +154,7 @@ def read_chat(answer: Mapping[str, Any]) -> Completion:
 
 
 def read_text(answer: Mapping[str, Any]) -> Completion:
-    """The first choice of a completion of raw text.
-
-    Raises:
-        Unreadable: the answer is not of the format.
-    """
+    """The first choice of a completion of raw text; raises UnreadableAnswer where it is not of the format."""
     choice, text = _choice(answer, "text", str, "the completion holds no text")
     made, told = Message("assistant", text), _word(choice.get("finish_reason"))
     return Completion(made, told, usage_of(answer), _stopped_at(choice), tokens=tokens_of(answer, choice))
@@ -267,12 +265,13 @@ _COUNTS: Final = tuple(one.name for one in fields(ModelUsage) if one.type in ("i
 class Account:
     """Sums by role and model. For one event loop."""
 
-    __slots__ = ("_above", "_entries", "barred_s")
+    __slots__ = ("_above", "_barring", "_entries", "barred_s")
 
     def __init__(self) -> None:
         self._above = _asking.get()
         self.barred_s = 0.0
         """What the policy waited between tries for a server that bars whoever asks too often, or is not there."""
+        self._barring = 0
         self._entries: dict[tuple[str, str, bool], ModelUsage] | None = None
 
     def entries(self) -> tuple[ModelUsage, ...]:
@@ -281,8 +280,20 @@ class Account:
 
     def barred(self, seconds: float) -> str:
         """What kept the policy from its server for a tenth of so many seconds, or longer; "" where nothing did."""
-        told = f"limits of rate, or no connection, took {self.barred_s:.3g} of the episode's {seconds:.3g} s"
-        return told if 0.0 < _BARRED_SHARE * seconds <= self.barred_s else ""
+        barred_s = self.barred_s + (time.monotonic() if self._barring else 0.0)
+        told = f"limits of rate, or no connection, took {barred_s:.3g} of the episode's {seconds:.3g} s"
+        return told if 0.0 < _BARRED_SHARE * seconds <= barred_s else ""
+
+    @contextmanager
+    def bars(self) -> Iterator[None]:
+        """Counts the time of a block in `barred_s`, and that of several at once as one."""
+        self.barred_s -= 0.0 if self._barring else time.monotonic()
+        self._barring += 1
+        try:
+            yield
+        finally:  # or the time of whoever asks is over meanwhile
+            self._barring -= 1
+            self.barred_s += 0.0 if self._barring else time.monotonic()
 
     def add(self, usage: ModelUsage) -> None:
         """Adds to the sums of the usage's role and model."""
@@ -435,5 +446,4 @@ def seconds_of(retry_after: str | None) -> float:
         date = parsedate_to_datetime(retry_after)
     except (ValueError, OverflowError):
         return 0.0
-    now = datetime.now(UTC)
-    return max(0.0, (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - now.timestamp())
+    return max(0.0, (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - time.time())

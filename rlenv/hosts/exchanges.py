@@ -141,6 +141,14 @@ def rows_of(exchanges: Iterable[Exchange]) -> list[Tokens]:
     return [row.done() for row in rows]
 
 
+def as_json(row: Tokens, *, is_valid: bool) -> dict[str, Any]:
+    """A training row as JSON; nothing of an episode without a reward is trained."""
+    mask = list(row.mask) if is_valid else [0] * len(row.mask)
+    ids, turns = list(row.ids), [list(turn) for turn in row.turns]
+    logprobs = list(row.logprobs) or None
+    return {"prompt_ids": list(row.prompt_ids), "ids": ids, "mask": mask, "logprobs": logprobs, "turns": turns}
+
+
 @dataclass(slots=True)
 class _Row:
     start: int

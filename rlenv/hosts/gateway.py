@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 from uuid import uuid4
 
 from aiohttp import web
@@ -37,18 +37,21 @@ from rlenv.dialects.built_in import broken_schemas, broken_value
 from rlenv.endpoints import REFUSED, Client
 from rlenv.endpoints.account import Completion, counted, read_chat
 from rlenv.episodes.environment import Environment
-from rlenv.errors import EndpointError
+from rlenv.errors import EndpointError, RewardError
 from rlenv.hosts.desk import Desk, Held, guard_of, refusal
-from rlenv.hosts.exchanges import Exchange, matched, named_by, rows_of, told_of
+from rlenv.hosts.exchanges import Exchange, as_json, matched, named_by, rows_of, told_of
 from rlenv.hosts.http import MOST_BYTES, answer, bearer_of, json_of
 from rlenv.hosts.mcp_server import held_by, over_http
-from rlenv.hosts.wires import CHAT_FIELDS, as_chat, as_events, as_response, chat_chunks
+from rlenv.hosts.wires import CHAT_FIELDS, as_chat, as_events, as_response, call_of, chat_chunks, problem_of
 from rlenv.messages import Message
 from rlenv.policies.openai import starts, written
+from rlenv.rewards.asking_again import Answered, Refused, in_turn
+from rlenv.rewards.asking_models import tried
 from rlenv.runs.folder import KeptRun
 from rlenv.runs.schema import Facts, Tokens
 from rlenv.trajectory import Trajectory
 
+_T = TypeVar("_T")
 _ASKED_FOR: Final = {"logprobs": True, "return_token_ids": True}
 """vLLM's and SGLang's; other servers leave alone what they do not know, or are asked without (`wants_ids=False`)."""
 _OVER: Final = "the episode is over: the model is not asked any more"
@@ -136,17 +139,19 @@ class Gateway:
             app.router.add_post(f"{before}/chat/completions", self._of_agent(self._chat))
             app.router.add_post(f"{before}/responses", self._of_agent(self._respond))
             app.router.add_get(f"{before}/models", self._of_agent(self._models))
-        app.router.add_route("*", "/agent/{key}/mcp", self._of_agent(self._tools))
+        app.router.add_route("*", "/agent/{key}/mcp", self._of_agent(partial(over_http, desk=self.desk)))
         return app
 
     def _described(self, request: web.Request, held: Held) -> dict[str, Any]:
         if held.trajectory is not None:
             is_valid = held.trajectory.reward.total is not None
-            return {"rows": [_row(row, is_valid=is_valid) for row in held.aside.rows]}
+            return {"rows": [as_json(row, is_valid=is_valid) for row in held.aside.rows]}
         root = f"{request.url.origin()}/agent/{held.key}"
         return {"base_url": f"{root}/v1", "api_key": held.key, "mcp_url": f"{root}/mcp"}
 
-    def _of_agent(self, answer: Callable[[web.Request, Held], Any]) -> Callable[[web.Request], Any]:
+    def _of_agent(
+        self, answer: Callable[[web.Request, Held], Awaitable[web.StreamResponse]]
+    ) -> Callable[[web.Request], Any]:
         """A route that the key of an episode opens, in the address or as API key."""
 
         async def route(request: web.Request) -> web.StreamResponse:
@@ -155,16 +160,12 @@ class Gateway:
                 return refusal(401, "the key is that of no episode")
             held.busy += 1
             try:
-                result: web.StreamResponse = await answer(request, held)
-                return result
+                return await answer(request, held)
             finally:
                 held.busy -= 1
                 held.touched = self.desk.now()
 
         return route
-
-    async def _tools(self, request: web.Request, held: Held) -> web.StreamResponse:
-        return await over_http(request, held, self.desk)
 
     async def _models(self, request: web.Request, held: Held) -> web.StreamResponse:
         model = {"id": self._client.endpoint.model, "object": "model", "created": 0, "owned_by": "rlenv"}
@@ -208,7 +209,7 @@ class Gateway:
         """The model's answer to an agent's request, or what the agent is told in its place."""
         record, episode = held.aside, held.session.episode
         deadline = episode.tools.begun + episode.limits.episode_s
-        if problem := _problem(body, chat):
+        if problem := problem_of(body, chat):
             return refusal(400, problem)
         record.asked += 1
         chat["tools"], *chat["messages"] = _shared([chat.get("tools"), *chat["messages"]], record)
@@ -222,9 +223,7 @@ class Gateway:
             well: list[bool] = []
             try:
                 with counted(episode.tools.account, "policy"):
-                    asking = partial(self._client.post, _CHAT, sent, deadline=deadline)
-                    answer = await written(asking, self._client.endpoint, well)
-                    completion = self._client.counted(read_chat, answer)
+                    answer, completion = await self._answered(partial(self._read, sent, deadline=deadline), well)
             except EndpointError as error:
                 return await self._failed(held, error, sent, well, is_over=time.monotonic() >= deadline)
             finally:
@@ -235,6 +234,37 @@ class Gateway:
         one = Exchange(sent, self._plain(answer, completion), completion, named_by(chat.get("tools"), parameters))
         record.exchanges.append(one)
         return one
+
+    async def _read(self, sent: Mapping[str, Any], **options: Any) -> tuple[dict[str, Any], Completion]:
+        answer = await self._client.post(_CHAT, sent, **options)
+        return answer, self._client.counted(read_chat, answer)
+
+    async def _answered(self, request: Callable[..., Awaitable[_T]], well: list[bool]) -> _T:
+        """The answer to a request. A server that fails at it, and answers another, is asked both in turn.
+
+        Raises:
+            EndpointError: as `written` does; `status` is 400 where it fails at this one each time.
+        """
+        endpoint = self._client.endpoint
+        try:
+            return await written(request, endpoint, well)
+        except EndpointError as error:
+            is_unclear = error.is_garbled or error.status not in (None, 429, *REFUSED)
+            if not is_unclear or not await self._starts():
+                raise
+            failed = error
+
+        async def known() -> Answered[None] | Refused:
+            return Answered(None) if await self._starts() else Refused("the model does not answer")
+
+        very, within_s = partial(tried, partial(request, retries=0)), endpoint.timeout_s * (endpoint.retries + 1)
+        try:
+            given = await in_turn(known, very, within_s=within_s)
+        except RewardError:
+            raise failed from None
+        if given is None:
+            raise EndpointError(f"the model's server fails at this request: {failed}", status=400) from failed
+        return given
 
     def _ended(self, held: Held) -> Exchange | web.Response:
         """The answer to a request behind the end: a last message, or an error where nobody wants the agent's answer."""
@@ -265,12 +295,11 @@ class Gateway:
             return self._ended(held)
         if error.status in REFUSED:
             return refusal(400, str(error))
-        is_unclear = error.status is not None or error.is_garbled
-        is_own = error.is_held or (is_unclear and await self._starts()) or (error.is_late and await self._hangs(sent))
+        is_own = error.is_held or (error.is_late and await self._hangs(sent))
         if held.is_closing:
             return self._ended(held)
         if is_own:
-            return refusal(400, f"the model's server fails at this request: {error}")
+            return refusal(400, f"the model's server hangs at this request: {error}")
         held.session.episode.fail("policy", str(error))
         return refusal(503, "the model does not answer; the episode is over", code="episode_over")
 
@@ -285,7 +314,7 @@ class Gateway:
     def _plain(self, answer: Mapping[str, Any], completion: Completion) -> dict[str, Any]:
         """An answer in the form that clients expect, as it was read; what else the server says is left out."""
         raw, read = answer["choices"][0], completion.message
-        calls = [_call(*one) for one in enumerate(raw["message"].get("tool_calls") or ())]
+        calls = [call_of(*one) for one in enumerate((raw["message"].get("tool_calls") or ())[: len(read.tool_calls)])]
         message: dict[str, Any] = {"role": "assistant", "content": read.content}
         message |= {"tool_calls": calls} if calls else {}
         message |= {"reasoning_content": read.thinking} if read.thinking else {}
@@ -306,8 +335,9 @@ class Gateway:
             held.aside.is_long = await self._starts(asked) or await self._hangs(asked)
             if not held.aside.is_long:  # and so its agent gave up
                 held.session.episode.fail("policy", "the model does not answer")
-        tools, lasted_s = held.session.episode.tools, held.session.episode.limits.episode_s
-        if time.monotonic() >= tools.begun + lasted_s and (why := tools.account.barred(lasted_s)):
+        tools, episode_s = held.session.episode.tools, held.session.episode.limits.episode_s
+        lasted_s = min(time.monotonic() - tools.begun, episode_s)
+        if (held.aside.waiting or lasted_s == episode_s) and (why := tools.account.barred(lasted_s)):
             held.session.episode.fail("policy", why)
         held.aside.scored = told_of(held.aside.exchanges)
         said = [one.message for one in held.aside.scored]
@@ -351,19 +381,6 @@ def _is_over(held: Held, deadline: float) -> bool:
     return held.is_over or time.monotonic() >= deadline or turns >= held.session.episode.limits.turns
 
 
-def _problem(body: Mapping[str, Any], chat: Mapping[str, Any]) -> str:
-    """What is wrong with an agent's request before anybody is asked; "" where nothing is."""
-    messages = chat.get("messages")
-    if not isinstance(messages, list) or not messages or not all(isinstance(one, Mapping) for one in messages):
-        return "messages: expected a list with at least one message"
-    for key in ("tools", "stop"):
-        if not isinstance(chat.get(key), list | None if key == "tools" else list | str | None):
-            return f"{key}: expected a list"
-    if body.get("n") not in (None, 1):
-        return f"n: found {body.get('n')!r:.20}; one answer at a time is given"
-    return ""
-
-
 def _safe(message: Any) -> Any:
     """A message, or the list of tools, as it is sent: what it spells of control tokens is text, in all that comes from
     tools and tasks."""
@@ -387,22 +404,6 @@ def _shared(asked: Sequence[Any], record: Recorded) -> list[Any]:
             fresh.append(one)
     record.received += size(fresh, _MOST_RECEIVED)
     return [sent for _, sent in record.last]
-
-
-def _call(index: int, call: Mapping[str, Any]) -> dict[str, Any]:
-    """A call with all that clients expect of one; a server may leave out its id, or what has no arguments."""
-    name, arguments = call["function"].get("name"), call["function"].get("arguments")
-    said = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
-    function = {"name": str(name), "arguments": said}
-    return {"id": call.get("id") or f"call_{index}", "type": "function", "function": function}
-
-
-def _row(row: Tokens, *, is_valid: bool) -> dict[str, Any]:
-    """A training row as JSON; nothing of an episode without a reward is trained."""
-    mask = list(row.mask) if is_valid else [0] * len(row.mask)
-    ids, turns = list(row.ids), [list(turn) for turn in row.turns]
-    logprobs = list(row.logprobs) or None
-    return {"prompt_ids": list(row.prompt_ids), "ids": ids, "mask": mask, "logprobs": logprobs, "turns": turns}
 
 
 async def _given(

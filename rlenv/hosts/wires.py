@@ -216,3 +216,24 @@ def as_events(response: Mapping[str, Any]) -> Iterator[str]:
             yield event("function_call_arguments.done", name=item["name"], **said, **own)
         yield event("output_item.done", item=item, **at)
     yield event("incomplete" if response["status"] == "incomplete" else "completed", response=response)
+
+
+def problem_of(body: Mapping[str, Any], chat: Mapping[str, Any]) -> str:
+    """What is wrong with an agent's request before anybody is asked; "" where nothing is."""
+    messages = chat.get("messages")
+    if not isinstance(messages, list) or not messages or not all(isinstance(one, Mapping) for one in messages):
+        return "messages: expected a list with at least one message"
+    for key in ("tools", "stop"):
+        if not isinstance(chat.get(key), list | None if key == "tools" else list | str | None):
+            return f"{key}: expected a list"
+    if body.get("n") not in (None, 1):
+        return f"n: found {body.get('n')!r:.20}; one answer at a time is given"
+    return ""
+
+
+def call_of(index: int, call: Mapping[str, Any]) -> dict[str, Any]:
+    """A call with all that clients expect of one; a server may leave out its id, or what has no arguments."""
+    name, arguments = call["function"].get("name"), call["function"].get("arguments")
+    said = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
+    function = {"name": str(name), "arguments": said}
+    return {"id": call.get("id") or f"call_{index}", "type": "function", "function": function}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from pathlib import Path
@@ -141,6 +142,21 @@ def test_what_a_policy_waits_for_a_server_that_bars_it_is_no_time_of_its_own(
     account.barred_s = 0.875
     assert account.barred(8.75) != ""
     assert (account.barred(8.8), account.barred(0.0), Account().barred(1.0)) == ("", "", "")
+
+
+def test_what_several_requests_of_a_policy_wait_at_once_is_its_time_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, account = 100.0, Account()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with account.bars():
+        now += 1
+        with account.bars():
+            now += 1
+            assert (account.barred(20.0) != "", account.barred(21.0)) == (True, "")  # those that go on count
+        now += 1
+    now += 9
+    with account.bars():
+        now += 1
+    assert account.barred_s == 4
 
 
 def test_tries_that_failed_are_counted_with_the_one_that_did_not(tmp_path: Path) -> None:

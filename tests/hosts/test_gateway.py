@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,18 @@ def test_whatever_a_server_answers_an_agent_is_told_in_its_wire(mode: str, tmp_p
     asyncio.run(main())
 
 
+def test_an_agent_is_given_the_calls_that_were_read_and_no_more(tmp_path: Path) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "calculate", "arguments": "{}"}}
+    message = {"role": "assistant", "content": None, "tool_calls": [*[call] * 1000, "odd"]}
+
+    async def play(ask: Asks, model: FakeEndpoint) -> Any:
+        seat = await seat_of(ask)
+        return await ask("POST", f"{seat['base_url']}/chat/completions", {"messages": seat["messages"]})
+
+    status, given = gateway([Reply(body={"choices": [{"message": message}]})], tmp_path, play)
+    assert (status, len(given["choices"][0]["message"]["tool_calls"])) == (200, 1000)
+
+
 def test_as_many_requests_as_an_episode_may_have_are_asked_and_no_more(tmp_path: Path) -> None:
     async def play(ask: Asks, model: FakeEndpoint) -> Any:
         seat = await seat_of(ask)
@@ -201,6 +214,39 @@ def test_a_request_that_makes_the_server_fail_is_the_agents_where_another_is_ans
         return await finished(ask, seat)
 
     assert gateway(answer, tmp_path, play)["success"] is True
+
+
+@pytest.mark.parametrize(
+    ("failing", "times", "success"),
+    [(Reply(503), 6, True), (Reply(drops=True), 6, True), (Reply(200, "{}"), 6, True), (Reply(429), 99, None)],
+    ids=["503", "drops", "no answer", "429"],
+)
+def test_a_server_that_failed_by_chance_is_no_mistake_of_the_agents(
+    tmp_path: Path, failing: Reply, times: int, success: bool | None
+) -> None:
+    """Though it answers what is asked beside it: the agent would end there, and be scored as it stands."""
+    asked = 0
+
+    def answer(body: Any) -> Any:
+        nonlocal asked
+        asked += body.get("max_tokens") != 1
+        return (
+            "Y"
+            if body.get("max_tokens") == 1
+            else failing
+            if 1 < asked <= times + 1
+            else CALLS
+            if asked == 1
+            else RIGHT
+        )
+
+    async def play(ask: Asks, model: FakeEndpoint) -> Any:
+        seat = await seat_of(ask)
+        await plays(ask, seat)
+        return await finished(ask, seat)
+
+    with paused_for(0.01):
+        assert gateway(answer, tmp_path, play, retries=3)["success"] is success
 
 
 @pytest.mark.parametrize("is_well", [True, False])
@@ -294,14 +340,14 @@ def test_a_model_that_hung_for_a_part_of_an_episodes_time_gives_no_number(tmp_pa
     assert (ended["success"], ended["failure"]["reason"]) == (None, "policy")
 
 
-def test_an_episode_of_whose_time_a_limit_of_rate_took_much_has_no_number(tmp_path: Path) -> None:
+def test_an_episode_of_whose_time_a_limit_of_rate_took_much_has_no_number(tmp_path: Path, whole_pauses: None) -> None:
     asked = 0
 
     async def answer(body: Any) -> Any:
         nonlocal asked
         asked += body.get("max_tokens") != 1
         if asked == 1:
-            return Reply(429, headers={"Retry-After": "20"})
+            return Reply(429, headers={"Retry-After": "0.5"})
         return "Y" if body.get("max_tokens") == 1 else await never()
 
     async def play(ask: Asks, model: FakeEndpoint) -> Any:
@@ -310,9 +356,35 @@ def test_an_episode_of_whose_time_a_limit_of_rate_took_much_has_no_number(tmp_pa
         return await finished(ask, seat)
 
     spec = SPEC.replace("turns: 3", "turns: 3, episode_s: 0.8")
-    with paused_for(0.01):
-        ended = gateway(answer, tmp_path, play, spec=spec, timeout_s=5.0)
+    ended = gateway(answer, tmp_path, play, spec=spec, timeout_s=5.0, retries=1)
     assert (ended["success"], ended["failure"]["reason"]) == (None, "policy")
+
+
+def test_an_agent_that_is_given_up_while_a_limit_of_rate_holds_it_has_no_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_pauses: None
+) -> None:
+    now, ahead_s = time.monotonic, 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now() + ahead_s)
+
+    def answer(body: Any) -> Any:
+        return "Y" if body.get("max_tokens") == 1 else Reply(429, headers={"Retry-After": "50"})
+
+    async def main() -> Any:
+        nonlocal ahead_s
+        async with gated(answer, tmp_path, retries=1) as (ask, _, made):
+            seat = await seat_of(ask)
+            account = made.desk.get(seat["episode"]).session.episode.tools.account
+            address = f"{seat['base_url']}/chat/completions"
+            asking = asyncio.ensure_future(ask("POST", address, {"messages": seat["messages"]}))
+            while not account.barred(1e-9):  # noqa: ASYNC110 - what it looks at is no event
+                await asyncio.sleep(0.01)
+            ahead_s = 40.0
+            ended = await finished(ask, seat)
+            asking.cancel()
+            return ended
+
+    ended = asyncio.run(main())
+    assert (ended["success"], ended["failure"] and ended["failure"]["reason"]) == (None, "policy")
 
 
 @pytest.mark.parametrize("is_well", ["beside it", "but at the request", "never"])
