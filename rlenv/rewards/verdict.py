@@ -346,11 +346,10 @@ _MOST_UNREAD: Final = 10
 class Health:
     """A breaker around the requests to one endpoint.
 
-    What counts as a failure: no answer, or one that says that the server is not well. A server that refuses what it
-    was sent is well, and so is one whose reply cannot be read: a policy could bring both about. A request that is
-    cancelled, because the time for the reward was over, counts if it had waited for `hung_s` seconds and nobody got an
-    answer meanwhile. Failures of one episode alone open nothing,
-    unless one is enough.
+    What counts as a failure: nobody is there, or what holds none of a policy's words is not answered. All else a policy
+    could bring about, and many at once by the same words. A request that is cancelled, because the time for the reward
+    was over, counts if it had waited for `hung_s` seconds and nobody got an answer meanwhile. Failures of one episode
+    alone open nothing, unless one is enough.
     """
 
     def __init__(
@@ -393,19 +392,20 @@ class Health:
         try:
             found = await request()
         except EndpointError as error:
+            is_of_words = not is_known and (error.status is not None or error.is_garbled or error.is_late)
             if error.status in REFUSED:
                 breaker.succeeded()
+            elif is_of_words:  # as far as anybody can tell yet: a question that is known to work comes next
+                breaker.abandoned()
             else:
                 breaker.failed(caller if error.is_late or not is_known else None)
             raise
-        except asyncio.CancelledError:
-            if self._answers == answers and self._clock() - begun >= self._hung_s:
+        except BaseException as error:
+            is_cancelled = isinstance(error, asyncio.CancelledError) and self._answers == answers
+            if is_cancelled and self._clock() - begun >= self._hung_s:
                 breaker.failed(caller)
             else:
                 breaker.abandoned()
-            raise
-        except BaseException:
-            breaker.abandoned()
             raise
         return self._told(found)
 

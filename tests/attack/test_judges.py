@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from rlenv.concurrency.scope import Scope
 from rlenv.errors import RewardError
 from rlenv.messages import Message, Observation, ToolResult
 from rlenv.rewards.base import Measured
@@ -196,6 +198,26 @@ def test_what_a_server_refuses_is_the_policys_where_the_judge_works_without_it(r
     assert isinstance(broken_one, RewardError)
 
 
+@pytest.mark.parametrize("status", [404, 429, 500, 503])
+def test_what_a_server_fails_at_is_the_policys_however_many_write_it_at_once(status: int) -> None:
+    """As a batch does that has learned it: no breaker opens for them, nor for others."""
+
+    def refuses(body: dict[str, Any]) -> Any:
+        return refusing(status) if "vile" in str(material_of(body)) else verdict(4)
+
+    async def main() -> list[Any]:
+        server, scope = Server([refuses]), Scope()
+        async with asyncio.timeout(60), server.running():
+            measure = compiled(server).measure_async
+            assert measure is not None
+            said = [*(f"vile {number}" for number in range(20)), "kind"]
+            found = await asyncio.gather(*(measure(context(scope, one)) for one in said), return_exceptions=True)
+            await scope.aclose()
+            return found
+
+    assert [getattr(one, "value", one) for one in asyncio.run(main())] == [0.0] * 20 + [0.75]
+
+
 @pytest.mark.parametrize("status", [401, 404])
 def test_a_judge_that_knows_no_such_key_or_model_is_asked_about_harmless_characters_once(status: int) -> None:
     server = Server([refusing(status)])
@@ -245,8 +267,6 @@ def test_the_authors_prompt_stands_as_written_and_a_row_in_it_spells_nothing() -
 
 
 def test_a_term_that_earns_nothing_decides_nothing_where_it_cannot_be_measured() -> None:
-    import asyncio
-
     from rlenv.rewards.scorer import Scorer
     from rlenv.testing.rewards import reward_context
 

@@ -48,10 +48,12 @@ def answering(status: int | None = None, *, asked: list[int]) -> Request:
     return request
 
 
-async def failing(one: Health, request: Request, callers: Iterator[Hashable] | list[Hashable]) -> None:
+async def failing(
+    one: Health, request: Request, callers: Iterator[Hashable] | list[Hashable], *, is_known: bool = True
+) -> None:
     for caller in callers:
         with pytest.raises(EndpointError):
-            await one.ask(request, caller=caller)
+            await one.ask(request, caller=caller, is_known=is_known)
 
 
 def test_after_failures_in_a_row_nobody_is_asked_until_one_may_try() -> None:
@@ -102,9 +104,29 @@ def test_a_server_that_refuses_what_it_was_shown_is_well(status: int) -> None:
     assert len(asked) == 20
 
 
-def test_one_episode_alone_takes_a_judge_from_nobody() -> None:
+@pytest.mark.parametrize(("callers", "count"), [(["mine"] * 20, 20), (list(range(20)), 3)])
+def test_one_episode_alone_takes_a_judge_from_nobody(callers: list[Hashable], count: int) -> None:
     asked = list[int]()
-    asyncio.run(failing(health(Clock()), answering(500, asked=asked), ["mine"] * 20))
+
+    async def away() -> str:
+        asked.append(1)
+        raise EndpointError("nobody is there")
+
+    asyncio.run(failing(health(Clock()), away, callers, is_known=False))
+    assert len(asked) == count
+
+
+@pytest.mark.parametrize(
+    "facts", [{"status": 500}, {"status": 404}, {"status": 429}, {"is_garbled": True}, {"is_late": True}]
+)
+def test_what_many_policies_may_have_written_takes_a_judge_from_nobody(facts: dict[str, Any]) -> None:
+    asked = list[int]()
+
+    async def fails() -> str:
+        asked.append(1)
+        raise EndpointError("no", **facts)
+
+    asyncio.run(failing(health(Clock()), fails, list(range(20)), is_known=False))
     assert len(asked) == 20
 
 

@@ -150,7 +150,7 @@ def test_a_panel_in_training_goes_on_without_a_judge_that_is_down(verl: Any, tmp
             path.write_text(path.read_text().replace("kind: judge, endpoint: writer", f"kind: judge, {judges}"))
             output = await play_one()
             assert output.reward_score == 1.5
-        # In up to five rounds, with the material and without: nobody can know whose failure it was before.
-        assert 1 <= len(down) <= 10
+        # In up to ten rounds, with the material and without: nobody can know whose failure it was before.
+        assert 1 <= len(down) <= 20
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
