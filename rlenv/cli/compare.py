@@ -17,7 +17,7 @@ from rlenv.cli.console import Console, WithPrices
 from rlenv.cli.options import Options, argument, option
 from rlenv.cli.terminal import write, write_error, write_json
 from rlenv.errors import UsageError, disk_told
-from rlenv.runs.folder import is_run, open_run, read_info
+from rlenv.runs.folder import is_run, read_info
 from rlenv.runs.locks.lock import Lock, diff, last_of, locks_of
 from rlenv.runs.usage import as_prices, tokens_said
 
@@ -52,7 +52,7 @@ class CompareCommand(Options):
             raise UsageError("--min-change is between -1 and 1")
         if self.power is not None and not 0 < self.power < 1:
             raise UsageError("--power is between 0 and 1", hint="0.05 is five points")
-        a, b = snapshot_of(self.a), snapshot_of(self.b)
+        a, b = _rows_of(self.a), _rows_of(self.b)
         found: dict[str, Any] = {"a": self.a, "b": self.b, "lock": _locks(self.a, self.b), **compared(a, b)}
         if not found["pairs"]:
             raise UsageError(f"{self.a} and {self.b} share no task", hint="runs of one spec and split do")
@@ -71,23 +71,11 @@ class CompareCommand(Options):
         return 1 if problem else 0
 
 
-def snapshot_of(name: str) -> Snapshot:
-    """The rows of a run's folder, or of a file of trajectories.
-
-    Raises:
-        UsageError: there is none.
-        MissingExtra: pyarrow is not installed.
-    """
+def _rows_of(name: str) -> Snapshot:
     from rlenv.runs.figures.snapshot import Snapshot
+    from rlenv.runs.recorded import reader_of
 
-    if is_run(name):
-        return Snapshot(open_run(name))
-    from rlenv.runs.recorded import LinesReader, file_of
-
-    reader = LinesReader(file_of(Path(name)))
-    while not reader.is_at_end:
-        reader.refresh()
-    return Snapshot(reader)
+    return Snapshot(reader_of(name))
 
 
 def _problem(success: dict[str, Any], least: float | None) -> str:
@@ -305,7 +293,7 @@ class PlanCommand(Options):
 def _of_run(name: str) -> Any:
     from rlenv.runs.figures.paired import spread_of_run
 
-    return spread_of_run(snapshot_of(name))
+    return spread_of_run(_rows_of(name))
 
 
 @dataclass

@@ -156,6 +156,21 @@ def file_of(path: Path) -> Path:
     return path
 
 
+def reader_of(name: str) -> RunReader | LinesReader:
+    """The episodes of a run's folder, or all of a file of trajectories.
+
+    Raises:
+        UsageError: there is none.
+        MissingExtra: pyarrow is not installed, without which no such file is read.
+    """
+    if is_run(name):
+        return open_run(name)
+    reader = LinesReader(file_of(Path(name)))
+    while not reader.is_at_end:
+        reader.refresh()
+    return reader
+
+
 def _may_be(path: Path) -> bool:
     return path.suffix == ".jsonl" or is_run(path)
 

@@ -34,8 +34,8 @@ from rlenv.errors import MissingExtra, UsageError
 from rlenv.messages import ToolCall
 from rlenv.runs.figures.query import ordered, parse
 from rlenv.runs.figures.snapshot import Episodes, Snapshot
-from rlenv.runs.folder import is_run, open_run, read_info
-from rlenv.runs.recorded import LinesReader, expected_of, file_of, with_ids
+from rlenv.runs.folder import is_run, read_info
+from rlenv.runs.recorded import LinesReader, expected_of, reader_of, with_ids
 from rlenv.runs.usage import as_prices
 from rlenv.trajectory import Trajectory, Turn
 
@@ -342,15 +342,12 @@ def _query(args: ViewCommand) -> str:
 
 
 def _opened(name: str) -> Episodes:
-    if is_run(name):
-        return open_run(name)
-    found = LinesReader(file_of(Path(name)))
-    while not found.is_at_end:
-        found.refresh()
-    if found.rest:
-        write_error(f"rlenv: {found.run}: the last line is not whole; it is left out\n")
-    if not len(found.table):
-        raise UsageError(f"{found.run} holds no trajectory")
+    found = reader_of(name)
+    if isinstance(found, LinesReader):
+        if found.rest:
+            write_error(f"rlenv: {found.run}: the last line is not whole; it is left out\n")
+        if not len(found.table):
+            raise UsageError(f"{found.run} holds no trajectory")
     return found
 
 
