@@ -305,18 +305,6 @@ class Executor:
         except ValueError:
             return None
 
-    def takes(self, call: ToolCall | MalformedCall) -> bool:
-        """False where the tool would refuse the call's arguments; nothing is run."""
-        entry = self._entries.get(call.name) if isinstance(call, ToolCall) else None
-        if entry is None or not isinstance(call, ToolCall):
-            return True
-        arguments = dict(call.arguments)
-        try:
-            fits = entry.check.fits(arguments)
-            return fits or bool(entry.coerce and coerced(arguments, entry.check, entry.coerce) is not None)
-        except ValueError:  # what no JSON text can hold
-            return False
-
     def _at_once(self, call: ToolCall | MalformedCall, context: ToolContext) -> ToolResult | _Pending:
         """The result of a call that needs no waiting, or what has to be awaited."""
         if isinstance(call, MalformedCall):
