@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from statistics import StatisticsError, linear_regression
 
 from rlenv.runs.figures.rewards import Estimate, between, spearmans_rho, table_of
 from rlenv.trajectory import TermResult, Trajectory
@@ -129,14 +130,11 @@ def _bin(low: float, high: float, held: Pairs) -> Bin:
 
 def line(pairs: Pairs) -> tuple[float, float] | None:
     """(intercept, slope) of the least-squares line from score to label; None where there is one score only."""
-    if not pairs:
+    try:
+        slope, intercept = linear_regression([score for _, score in pairs], [label for label, _ in pairs])
+    except StatisticsError:
         return None
-    label, score = (math.fsum(side) / len(pairs) for side in zip(*pairs, strict=True))
-    spread = math.fsum((b - score) ** 2 for _, b in pairs)
-    if not spread:
-        return None
-    slope = math.fsum((a - label) * (b - score) for a, b in pairs) / spread
-    return label - slope * score, slope
+    return intercept, slope
 
 
 def isotonic(pairs: Pairs) -> tuple[tuple[float, float], ...]:
