@@ -61,13 +61,9 @@ def imported_by(file: Path) -> Imports:
     return walk.told(without=file)
 
 
-def imported_for(name: str, *, folder: Path | None = None, names: Sequence[str] = ()) -> Imports:
-    """The files that importing the module `name` runs, as `from name import names` would.
-
-    Args:
-        folder: where its files are looked for before Python's own path.
-    """
-    walk = _Walk(folder.resolve() if folder is not None else None)
+def imported_for(name: str, *, names: Sequence[str] = ()) -> Imports:
+    """The files that importing the module `name` runs, as `from name import names` would."""
+    walk = _Walk(None)
     walk.follow(walk.absolute(_Import(0, name, tuple(names)), own=""))
     return walk.told()
 

@@ -215,13 +215,12 @@ def loss_sum(model: Any, batch: Batch) -> torch.Tensor:
 
 
 def take_step(
-    model: Any, optimiser: torch.optim.Optimizer, batches: Sequence[Batch], *, tokens: float, clip: float = 1.0
+    model: Any, optimiser: torch.optim.Optimizer, batches: Sequence[Batch], *, tokens: float
 ) -> tuple[float, float]:
     """One step of the optimiser over the sum of all batches' losses, divided by `tokens`.
 
     Args:
         tokens: what the sum is divided by: the step's trained tokens for a mean over tokens, or a constant.
-        clip: the largest norm of the gradient.
 
     Returns:
         The mean loss of a trained token before the step, and the gradient's norm before it was clipped.
@@ -231,7 +230,7 @@ def take_step(
         loss = loss_sum(model, batch)
         torch.autograd.backward(loss / tokens)
         total += float(loss.detach())
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimiser.step()
     optimiser.zero_grad()
     return total / max(1, sum(batch.trained for batch in batches)), float(norm)
