@@ -274,7 +274,7 @@ class CallGuard:
         breaker = self._breaker
         if breaker is None:
             return await self._run(one)
-        if not breaker.admits():
+        if not breaker.admits() and not asked_again.get():  # what it was opened by is found out by asking
             one.notes["breaker"] = "open"
             raise ToolFailed(f"the tool {self._name} is not available at the moment", reason="breaker_open")
         began = time.monotonic()
