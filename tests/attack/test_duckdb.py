@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -14,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from rlenv.errors import ToolFailed
+from rlenv.errors import ResourceError, ToolFailed
 from rlenv.resources.base import ResourceContext
 from rlenv.resources.sql import Rows
+from rlenv.resources.sql._duckdb_engine import _converted
 from rlenv.resources.sql.duckdb import workers
 from rlenv.resources.sql.resource import Database
 from tests.resources.sql.engines import DUCKDB, at_work, needs_duckdb
@@ -207,5 +209,38 @@ def test_a_copy_that_its_own_statements_keep_from_being_opened_is_no_loss_of_the
             argv = [sys.executable, "-c", KILLED, str(file), change]
             await asyncio.to_thread(subprocess.run, argv, check=True)
             assert (await failure_of(database, "SELECT 1")).whose == "policy"
+
+    run(work)
+
+
+COMMIT = "TransactionContext Error: Failed to commit: "
+CHECKPOINT = "Failed to create checkpoint because of error: "
+DURABLE = "Transaction COMMIT succeeded and is durable, but the autocheckpoint failed. Reopen the database to recover. "
+
+
+@pytest.mark.parametrize(
+    ("kind", "before"),
+    [
+        ("TransactionException", COMMIT),
+        ("FatalException", f"FATAL Error: {CHECKPOINT}"),
+        ("FatalException", f"FATAL Error: {DURABLE}{CHECKPOINT}"),
+    ],
+)
+def test_a_full_disk_at_the_end_of_a_transaction_is_nobodys_statement(kind: str, before: str) -> None:
+    import duckdb
+
+    for number, expected in ((errno.ENOSPC, ResourceError), (errno.EIO, ResourceError), (errno.EFBIG, ToolFailed)):
+        said = f'{before}Could not write file "/copy/t.duckdb.wal": {os.strerror(number)}'
+        assert type(_converted(getattr(duckdb, kind)(said), "/copy/t.duckdb")) is expected
+
+
+@pytest.mark.parametrize("sql", ["SELECT error('{}')", "INSERT INTO u VALUES ('{}')"])
+def test_no_text_of_a_statement_is_taken_for_a_full_disk(folder: Path, sql: str) -> None:
+    async def work() -> None:
+        async with compiled(folder, access="copy").open(ResourceContext()) as database:
+            said = f'Could not write file "{await copy_of(database)}": {os.strerror(errno.ENOSPC)}'
+            await ask(database, "CREATE TABLE u (x VARCHAR PRIMARY KEY)")
+            await ask(database, f"INSERT INTO u VALUES ('{said}')")
+            assert (await failure_of(database, sql.format(said))).whose == "policy"
 
     run(work)

@@ -64,6 +64,11 @@ _TEMPORARY: Final = (
     "SELECT 1 FROM duckdb_functions() WHERE NOT internal AND database_name = 'temp' LIMIT 1"
 )
 _CORRUPT: Final = "IO Error: Corrupt database file"
+# Where a transaction ends the engine wraps what the system said; no value of a statement's stands before the file.
+_UNWRITTEN: Final = re.compile(
+    r"(?:FATAL Error: [\w ,.]*\bFailed to create checkpoint[\w ]*|TransactionContext Error: Failed to commit): "
+    r"Could not \w+ file \""
+)
 _LOCKED: Final = re.compile(r"lock on file", re.IGNORECASE)
 _ZONED: Final = "TIMESTAMP WITH TIME ZONE"
 _LARGEST: Final = 2**63
@@ -352,7 +357,8 @@ def _converted(error: duckdb.Error | duckdb.Warning, path: str) -> ToolFailed | 
         return ToolFailed(f"the query needs more memory than {_CONFIG['memory_limit']}", reason="memory")
     if isinstance(error, duckdb.PermissionException):
         return ToolFailed("files, the network and extensions are out of reach of a statement")
-    if isinstance(error, duckdb.IOException) and (path in message or message.startswith(_CORRUPT)):
+    is_of_file = isinstance(error, duckdb.IOException) and (path in message or message.startswith(_CORRUPT))
+    if is_of_file or _UNWRITTEN.match(message):
         # No statement can name a file, so that only the engine's own reading and writing has its path.
         if os.strerror(errno.EFBIG) in message:
             return ToolFailed("the database would grow larger than it may", reason="too_large")
