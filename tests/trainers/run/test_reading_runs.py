@@ -100,7 +100,7 @@ def test_rows_name_their_task_and_nothing_else() -> None:
     assert len(rows) == len(environment.tasks("train"))
     assert rows[7]["extra_info"]["task"] == 7
     assert "answer" not in str(rows[7])
-    held_out = validation_rows(environment, "test", tasks=3, modes=("greedy", "sampled"))
+    held_out = validation_rows([environment], "test", tasks=3, modes=("greedy", "sampled"))
     assert [row["extra_info"]["greedy"] for row in held_out] == [True] * 3 + [False] * 3
     assert all(row["extra_info"]["is_validation"] for row in held_out)
 

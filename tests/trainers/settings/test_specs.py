@@ -132,7 +132,7 @@ def test_a_spec_without_an_end_gives_each_step_tasks_of_its_own(tmp_path: Path) 
     found = Counter((row["agent_name"], row["extra_info"]["task"]) for row in mixed)
     assert sorted(task for name, task in found if name == "rlenv/endless") == list(range(30))
     assert max(count for (name, _), count in found.items() if name == "rlenv/endless") == 1
-    assert len(validation_rows(endless, "train", tasks=1_200, modes=["greedy"])) == 1_200
+    assert len(validation_rows([endless], "train", tasks=1_200, modes=["greedy"])) == 1_200
 
 
 def test_weights_that_make_an_endless_epoch_are_refused(tmp_path: Path) -> None:

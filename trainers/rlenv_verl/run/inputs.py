@@ -105,9 +105,10 @@ def rows_by_weight(sizes: Sequence[int], weights: Sequence[float]) -> list[int]:
     return [max(size, math.ceil(rows * weight / total - 1e-6)) for size, weight in zip(sizes, weights, strict=True)]
 
 
-def validation_rows(environment: Environment, split: str, *, tasks: int, modes: Sequence[Mode]) -> list[dict[str, Any]]:
-    """`tasks` tasks of `split` (`Environment.part`), once for each mode; the groups of `report_by` keep their names."""
-    groups = environment.groups(split, tasks)
+def validation_rows(
+    environments: Sequence[Environment], split: str, *, tasks: int, modes: Sequence[Mode]
+) -> list[dict[str, Any]]:
+    """`tasks` tasks of `split` of each (`Environment.part`), once a mode; groups of `report_by` keep their names."""
     return [
         _row(
             environment,
@@ -117,6 +118,8 @@ def validation_rows(environment: Environment, split: str, *, tasks: int, modes: 
             greedy=mode == "greedy",
             is_validation=True,
         )
+        for environment in environments
+        for groups in [environment.groups(split, tasks)]
         for mode in modes
         for task in environment.part(split, tasks)
     ]

@@ -12,7 +12,6 @@ from typing import Any
 
 import yaml
 
-from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError, did_you_mean, under
 from rlenv.hosts.remote import RemoteEnvironment
 from rlenv.language.templates import as_template
@@ -202,7 +201,8 @@ def _write_inputs(settings: RunSettings, folder: Path, modes: Sequence[Mode], ov
     prompts = _prompts_of(compose(overrides)) if is_endless else None
     train = mixed_rows(weighed, run["train_split"], seed=settings.seed, prompts=prompts)
     write_rows(folder / "data" / "train.parquet", train)
-    write_rows(folder / "data" / "validation.parquet", _held_out(environments, run, modes))
+    held_out = validation_rows(environments, run["validation_split"], tasks=run["validation_tasks"], modes=modes)
+    write_rows(folder / "data" / "validation.parquet", held_out)
     found = [Shipped(spec.source, spec.set) for spec in settings.specs]
     if settings.ray_address is not None:
         found = ship(settings.specs, folder / "ship")
@@ -262,13 +262,6 @@ def plan_of(run: Run, *more: str, dry_run: bool = False) -> Plan:
         (run.folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
         (run.folder / "overrides.txt").write_text("\n".join(overrides) + "\n", encoding="utf-8")
     return Plan(run, overrides, config)
-
-
-def _held_out(environments: Sequence[Environment], run: Mapping[str, Any], modes: Sequence[Mode]) -> list[Any]:
-    rows = []
-    for environment in environments:
-        rows += validation_rows(environment, run["validation_split"], tasks=run["validation_tasks"], modes=modes)
-    return rows
 
 
 def _loop(spec: TrainedSpec, at: Shipped, settings: RunSettings, folder: Path) -> dict[str, Any]:

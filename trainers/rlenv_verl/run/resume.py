@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 import yaml
 
+from rlenv.episodes.environment import load
 from rlenv.errors import UsageError
 from rlenv.runs.folder import is_run
 from rlenv.runs.locks.files import Say
@@ -24,7 +25,6 @@ from rlenv.runs.usage import shown
 from rlenv_train.keeping import KeptEpisodes
 from rlenv_train.launch import STATES, Ending
 from rlenv_train.progress import metrics_of, plot_png
-from rlenv_train.specs import TrainedSpec, load_specs
 from rlenv_verl.export import find_checkpoints, last_checkpoint, versions
 from rlenv_verl.run import Run, attempt_locks, begun, forget_after
 from rlenv_verl.run.figures import WORDS, StepFigures, phase_shares, series
@@ -140,9 +140,8 @@ def _write_validation(run: Run, folder: Path, *, tasks: int | None) -> None:
     if run.ray_address is not None:
         shutil.copytree(run.folder / "ship", folder / "ship", dirs_exist_ok=True)
     if tasks is not None:
-        rows = []
-        for spec in _loaded(run):
-            rows += validation_rows(spec.environment, run.validation_split, tasks=tasks, modes=run.modes)
+        environments = [load(spec.source, set=dict(spec.set) or None) for spec in run.specs]
+        rows = validation_rows(environments, run.validation_split, tasks=tasks, modes=run.modes)
         write_rows(folder / "data" / "validation.parquet", rows)
 
 
@@ -165,11 +164,6 @@ def _is_validated(run: Run, step: int) -> bool:
             if entry["step"] == step and any(key.startswith("val-core/") for key in entry["data"]):
                 return True
     return False
-
-
-def _loaded(run: Run) -> list[TrainedSpec]:
-    sets = [f"{spec.name}:{key}={yaml.safe_dump(value)}" for spec in run.specs for key, value in spec.set.items()]
-    return list(load_specs([spec.source for spec in run.specs], set=sets))
 
 
 # A larger policy is exported on request (`rlenv runs export-policy`): it is read into memory and takes its size again.
