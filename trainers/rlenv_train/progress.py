@@ -334,6 +334,13 @@ def merge_metrics(folder: Path, attempts: Sequence[Attempt]) -> None:
     _write_whole(folder / "metrics.jsonl", b"".join(lines))
 
 
+def cut_after(path: Path, step: int) -> None:
+    """Takes out of a file of lines those of later steps, which are done again, and the rest of one that was cut."""
+    if path.exists():
+        lines = path.read_bytes().split(b"\n")[:-1]
+        _write_whole(path, b"".join(line + b"\n" for line in lines if json.loads(line)["step"] <= step))
+
+
 def _write_whole(path: Path, content: bytes) -> None:
     draft = path.with_name(f"{path.name}.new")
     draft.write_bytes(content)

@@ -27,7 +27,7 @@ from rlenv.runs.folder import STOP, Attempt, RunInfo, is_run, read_info, write_i
 from rlenv.runs.locks.lock import lock_of
 from rlenv.runs.pack import seal_abandoned
 from rlenv_train.keeping import KEEP_GB, Keeper, KeptEpisodes
-from rlenv_train.progress import driving, plot_text
+from rlenv_train.progress import cut_after, driving, plot_text
 from rlenv_train.specs import TrainedSpec, load_specs, read_override, spec_and_overrides
 from rlenv_trl.rollout import Rollout, rlenv_reward
 from rlenv_verl.run.model import first_model
@@ -243,7 +243,7 @@ def _resumed(trl: Any, arguments: argparse.Namespace, console: Console) -> int:
 
     def prepared() -> None:
         console.say(f"run folder  {folder}\ngoes on from step {step}")
-        _cut_metrics(folder / "metrics.jsonl", step)
+        cut_after(folder / "metrics.jsonl", step)
         run.begin(begun, begun.policy, from_step=step)
 
     return run.driven(prepared, limit_s=arguments.time_limit, checkpoint=kept[-1])
@@ -252,14 +252,6 @@ def _resumed(trl: Any, arguments: argparse.Namespace, console: Console) -> int:
 def step_of(checkpoint: Path) -> int:
     """The step behind which TRL has written a checkpoint."""
     return int(checkpoint.name.rpartition("-")[2])
-
-
-def _cut_metrics(path: Path, step: int) -> None:
-    """Takes out the figures of steps that are done again."""
-    if path.exists():
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
-        path.write_text("".join(kept), encoding="utf-8")
 
 
 def overrides_of(items: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -16,7 +16,7 @@ import pytest
 from rlenv.cli.console import Console
 from rlenv.runs.schema import Facts
 from rlenv_train.keeping import Keeper, KeptEpisodes
-from rlenv_train.progress import Curriculum, Stage, TimeIsUp, Underway, time_is_up_at
+from rlenv_train.progress import Curriculum, Stage, TimeIsUp, Underway, cut_after, time_is_up_at
 from rlenv_verl.run.figures import StepFigures, figures_of, phase_shares, show_summary, step_lines
 from rlenv_verl.run.resume import training_figures
 from tests.support.kept import episode
@@ -200,3 +200,13 @@ def test_a_run_that_is_taken_up_asks_what_it_would_have_asked(tmp_path: Path, ke
     whole = steps_asked(tmp_path / "whole", easy={("a", 3), ("b", 4)}, until=6)
     (tmp_path / "cut").write_text("".join((tmp_path / "whole").read_text().splitlines(keepends=True)[: 4 * kept]))
     assert steps_asked(tmp_path / "cut", easy={("a", 3), ("b", 4)}, until=6) == whole
+
+
+def test_lines_of_steps_that_are_done_again_are_taken_out(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    cut_after(path, 1)
+    assert not path.exists()
+    kept = '{"step": 1, "data": {"loss": NaN}}\n'
+    path.write_text(kept + '{"step": 2, "data": {}}\n{"step": 1, "da')
+    cut_after(path, 1)
+    assert path.read_text() == kept

@@ -15,7 +15,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-import orjson
 import yaml
 
 from rlenv.episodes.environment import load
@@ -25,7 +24,7 @@ from rlenv.runs.locks.files import Say, digest_of, tree_sha256
 from rlenv.runs.locks.lock import FOLDER, Lock, diff, lock_of, read_lock
 from rlenv.tasks.rows import STEP_SEEDS
 from rlenv.tokens.bound import load_tokenizer
-from rlenv_train.progress import begin_attempt, read_run, write_run
+from rlenv_train.progress import begin_attempt, cut_after, read_run, write_run
 from rlenv_verl.export import step_folders
 
 if TYPE_CHECKING:
@@ -160,9 +159,7 @@ def forget_after(run: Run, step: int) -> None:
 
     Kept episodes stay; `rlenv.runs.reader` leaves out those that do not count.
     """
-    if run.trained.exists():
-        lines = run.trained.read_bytes().split(b"\n")[:-1]
-        run.trained.write_bytes(b"".join(line + b"\n" for line in lines if orjson.loads(line)["step"] <= step))
+    cut_after(run.trained, step)
     for number, path in step_folders(run.checkpoints)[0].items():
         if number > step:
             shutil.rmtree(path, ignore_errors=True)
