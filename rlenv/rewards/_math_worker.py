@@ -134,7 +134,7 @@ def _extent(text: str, read: Sequence[Any]) -> str:
     """`points` of a finite set, `range` of an interval or an inequality; "" of `(1,2)`, which may be a point."""
     sympy: Any = importlib.import_module("sympy")
     said = [one.rhs if isinstance(one, sympy.Eq) else one for one in read]
-    if any(isinstance(one, sympy.FiniteSet) for one in said):
+    if any(isinstance(one, sympy.FiniteSet) or one is sympy.S.EmptySet for one in said):
         return "points"
     ranges = (sympy.Interval, sympy.And, sympy.StrictGreaterThan, sympy.StrictLessThan, sympy.Ge, sympy.Le)
     return "range" if brackets(text) != "(" and any(isinstance(one, ranges) for one in said) else ""

@@ -120,6 +120,9 @@ def test_equality_is_that_of_mathematics(answer: str | None, gold: object, value
         (r"\varnothing", r"\emptyset", 1.0),
         (r"\{ \}", "∅", 1.0),
         (r"\{0\}", r"\emptyset", 0.0),
+        ("5<6", r"\emptyset", 0.0),
+        ("6<5", r"\emptyset", 0.0),
+        ("x<x", r"\emptyset", 0.0),
         # The same thing in other clothes.
         (r"1\,000", "1000", 1.0),
         ("3 1/2", "3.5", 1.0),
