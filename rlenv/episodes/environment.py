@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rlenv._base.bounded import plain
 from rlenv._base.paths import RefusedPath, finder
 from rlenv._base.strict_json import value_fault
 from rlenv.calls.executor import Executor
@@ -443,4 +444,4 @@ def sound(call: ToolCall | MalformedCall) -> ToolCall | MalformedCall:
         reason = f"the arguments are not JSON: {fault}"
     else:
         return call
-    return MalformedCall(repr(arguments)[:_MAX_SHOWN], reason, name=name, id=call.id)
+    return MalformedCall(repr(plain(arguments))[:_MAX_SHOWN], reason, name=name, id=call.id)

@@ -487,6 +487,17 @@ def test_structured_calls_of_a_message_are_run_and_broken_ones_answered(environm
     assert (bad.outcome, bad.call_id) == ("malformed", "c2")
 
 
+@pytest.mark.parametrize("kind", [list, dict])
+def test_structured_calls_with_what_no_text_can_hold_are_malformed(kind: type, environment: Environment) -> None:
+    deep: Any = 1
+    for _ in range(5_000):
+        deep = [deep] if kind is list else {"a": deep}
+    for given in (deep, {"expression": deep}, {"expression": 10**5_000}):
+        (step,), trajectory = run(environment, [Message("assistant", "", (ToolCall("calculate", given),))])
+        assert [result.outcome for result in step.observation.results] == ["malformed"]
+        assert trajectory.failure is None
+
+
 def test_thinking_that_a_server_has_split_off_is_recorded_and_earns_nothing(environment: Environment) -> None:
     message = Message("assistant", "I do not know.", thinking="Is it <answer>5</answer>?")
     _, trajectory = run(environment, [message])
