@@ -152,12 +152,12 @@ _COLUMNS: Final[Mapping[str, tuple[str, Fold]]] = {
     "turns": ("int32", lambda one, facts: len(one.turns)),
     "calls_n": ("int32", lambda one, facts: len(_calls(one))),
     "errors": ("int32", lambda one, facts: sum(result.outcome != "ok" for result in _calls(one))),
-    "malformed": ("int32", lambda one, facts: sum(turn.calls_malformed for turn in one.turns)),
+    "malformed": ("int32", lambda one, facts: _within(sum(turn.calls_malformed for turn in one.turns), _INT32)),
     "tokens": ("int32", lambda one, facts: sum(len(row.prompt_ids) + len(row.ids) for row in facts.tokens)),
     "trained_tokens": ("int32", lambda one, facts: sum(bytes(row.mask).count(1) for row in facts.tokens)),
     "respelled": ("int32", lambda one, facts: facts.respelled),
-    "asked_tokens": ("int64", lambda one, facts: asked_tokens(one.usage)[0]),
-    "answered_tokens": ("int64", lambda one, facts: asked_tokens(one.usage)[1]),
+    "asked_tokens": ("int64", lambda one, facts: _within(asked_tokens(one.usage)[0], _INT64)),
+    "answered_tokens": ("int64", lambda one, facts: _within(asked_tokens(one.usage)[1], _INT64)),
     "cost": ("float64", lambda one, facts: facts.cost),
     "reward": ("float64", lambda one, facts: one.reward.total),
     "success": ("bool", lambda one, facts: one.success),
@@ -239,8 +239,8 @@ def row_of(trajectory: Trajectory, facts: Facts, *, id: str, attempt: int, lock:
     }
 
 
-def _within(number: int, most: int) -> int:
-    return max(-most, min(number, most))
+def _within(number: int | None, most: int) -> int | None:
+    return number if number is None else max(-most, min(number, most))
 
 
 def call_of(result: ToolResult, turn: int, index: int) -> dict[str, Any]:
@@ -249,7 +249,7 @@ def call_of(result: ToolResult, turn: int, index: int) -> dict[str, Any]:
     attempts = details.get("attempts", 1)  # a tool of others may say anything
     count = attempts if type(attempts) is int else len(attempts) if isinstance(attempts, (list, tuple)) else 1
     return {
-        "turn": min(turn, _INT16),
+        "turn": _within(turn, _INT16),
         "index": min(index, _INT16),  # a policy may write more calls into one action than its column counts
         "tool": _short(result.name, _TITLE),  # a name that the policy wrote, where it is no tool's
         "outcome": result.outcome,

@@ -15,10 +15,12 @@ from rlenv.cli.main import main
 from rlenv.errors import UsageError
 from rlenv.messages import Message
 from rlenv.runs import files, schema
+from rlenv.runs.columns import row_schema, rows_table
 from rlenv.runs.folder import open_run
 from rlenv.runs.recorded import LinesReader
 from rlenv.runs.schema import LATE, NESTED, ROW, Facts, add_column, row_of
 from rlenv.runs.writer import RunWriter
+from rlenv.trajectory import ModelUsage
 from tests.support.kept import episode, keep
 
 PLUG_IN = """
@@ -45,6 +47,17 @@ except Exception as error:
 
 def test_a_row_says_something_in_each_of_its_columns_in_their_order() -> None:
     assert list(row_of(episode(), Facts(), id="a-0", attempt=0, lock="")) == [*ROW, *NESTED]
+
+
+@pytest.mark.parametrize("number", [2**70, -(2**70)])
+def test_a_record_with_any_numbers_makes_a_row(number: int) -> None:
+    pytest.importorskip("pyarrow")
+    known = episode()
+    turn = replace(known.turns[0], index=number, calls_malformed=number)
+    asked = ModelUsage("judge", "judge", prompt_tokens=number, completion_tokens=number)
+    odd = replace(known, task_index=number, seed=number, turns=(turn,), usage=(asked,))
+    row = row_of(odd, Facts(step=number, sample=number), id="a-0", attempt=0, lock="")
+    assert len(rows_table([row], row_schema())) == 1
 
 
 @pytest.mark.slow
