@@ -74,7 +74,8 @@ def _write_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema, path: Path
 def _seal_bodies(run: Path, segment: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Writes the part of bodies a group at a time: a segment may have 32 MB, and memory that is touched once costs
     more than what is done with it."""
-    with path_of(run, segment, "bodies").open("rb") as file, bodies_writer(part_of(run, "bodies", segment)) as write:
+    path = path_of(run, segment, "bodies")
+    with told(path), path.open("rb") as file, bodies_writer(part_of(run, "bodies", segment)) as write:
         for start in range(0, len(rows), GROUP):
             write(_bodies(run, file.fileno(), rows[start : start + GROUP]))
 
@@ -175,6 +176,8 @@ def told(path: Path) -> Iterator[None]:
     """
     pa = cols.arrow()
     try:
+        if not path.is_file() and path.exists():  # a pipe would be waited for
+            raise OSError("it is no regular file")
         yield
     except FileNotFoundError:
         raise

@@ -13,7 +13,7 @@ from rlenv.errors import UsageError
 from rlenv.runs import columns as cols
 from rlenv.runs.files import Body
 from rlenv.runs.journal import Lines, path_of, put_back, read_body, segments
-from rlenv.runs.parts import Sealed, packed_in, part_of, read_part, schema_of
+from rlenv.runs.parts import Sealed, packed_in, part_of, read_part, schema_of, told
 from rlenv.runs.schema import Tokens
 
 if TYPE_CHECKING:
@@ -385,8 +385,9 @@ class RunReader:
             raise UsageError(f"'{id}' is no episode of {self.run}")
         if not rows[at]["has_body"]:
             raise UsageError(f"the body of '{id}' was not kept")
+        path = path_of(self.run, segment, "bodies")
         try:
-            with path_of(self.run, segment, "bodies").open("rb") as file:
+            with told(path), path.open("rb") as file:
                 record, tokens, events = read_body(file.fileno(), rows[at])
             blobs = rows[at].get("blobs") or ()
             return put_back(self.run, bytes(record), blobs), tokens, events and put_back(self.run, events, blobs)

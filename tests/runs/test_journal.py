@@ -156,6 +156,16 @@ def test_what_is_no_file_is_no_journal(tmp_path: Path) -> None:
     assert RunReader(tmp_path).table["id"].to_pylist() == ids
 
 
+def test_a_journals_bodies_that_are_no_file_are_told(tmp_path: Path) -> None:
+    rows, ids = left_behind(tmp_path)
+    bodies = rows.with_name(rows.name.replace(".rows.jsonl", ".bodies"))
+    bodies.unlink()
+    os.mkfifo(bodies)
+    with pytest.raises(UsageError, match="no regular file"):
+        RunReader(tmp_path).body(ids[0])
+    assert pack(tmp_path).sealed == 0
+
+
 @pytest.mark.parametrize("name", ["x.rows.jsonl", ".rows.jsonl", "x.bodies", f"a-{'9' * 30}-b-0.rows.jsonl"])
 def test_journals_of_other_names_are_left_alone(tmp_path: Path, name: str) -> None:
     left_behind(tmp_path)

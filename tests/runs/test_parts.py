@@ -148,6 +148,20 @@ def test_what_is_no_file_is_no_part(tmp_path: Path) -> None:
     assert pack(tmp_path).merged == 0
 
 
+def test_bodies_that_are_no_file_are_told(tmp_path: Path) -> None:
+    [id] = keep(tmp_path, 1)
+    [bodies] = (tmp_path / "bodies").iterdir()
+    bodies.unlink()
+    os.mkfifo(bodies)  # which would be waited for
+    for read in (
+        lambda: RunReader(tmp_path).body(id),
+        lambda: list(RunReader(tmp_path).records()),
+        lambda: pack(tmp_path),
+    ):
+        with pytest.raises(UsageError, match="no regular file"):
+            read()
+
+
 def test_a_broken_run_hides_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keep(tmp_path / "whole", 1)
     keep(tmp_path / "broken", 1)

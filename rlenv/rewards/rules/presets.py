@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -69,14 +70,17 @@ def read_gsm8k(text: str, *, method: Literal["strict", "flexible"], clip_chars: 
 
 
 def _gsm8k(name: str, spec: Gsm8kSpec, context: TermCompileContext) -> Term:
+    return _of_number(name, spec, partial(read_gsm8k, method=spec.method, clip_chars=spec.max_chars))
+
+
+def _of_number(name: str, spec: Gsm8kSpec | SkyrlGsm8kSpec, read: Callable[[str], str | None]) -> Term:
+    """1 where what `read` finds in the last message is a gold number."""
     accepted = compile_accepted(spec.expect)
 
     def measure(context: RewardContext) -> Measured:
         golds = [_gold(gold_text(value)) for value in accepted(context)]
-        found = read_gsm8k(context.final_text, method=spec.method, clip_chars=spec.max_chars)
-        if found is None:
-            return Measured(0.0, "no number")
-        return Measured(float(found in golds), found)
+        found = read(context.final_text)
+        return Measured(0.0, "no number") if found is None else Measured(float(found in golds), found)
 
     return Term(name=name, spec=spec, measure=measure, where=RewardContext.where_final)
 
@@ -91,8 +95,7 @@ def _search_r1(name: str, spec: SearchR1Spec, context: TermCompileContext) -> Te
 
     def measure(context: RewardContext) -> Measured:
         golds = [qa(gold_text(value)) for value in accepted(context)]
-        answer = context.answer
-        return Measured(float(equals(answer, golds)), "no answer" if answer is None else answer)
+        return Measured(float(equals(context.answer, golds)), context.answer or "no answer")
 
     return Term(name=name, spec=spec, measure=measure, check_gold=check_qa(accepted), where=where_answer)
 
@@ -288,7 +291,6 @@ SEARCH_R1_FORMAT = Kind(SearchR1FormatSpec, _search_r1_format, gold="expect", se
 RL_FACTORY_SEARCH = Kind(RlFactorySearchSpec, _rl_factory_search, gold="expect", several=True, normalise=qa)
 
 
-_NUMBER = re.compile(r"#### (-?[0-9.,]+)")
 _FORBIDDEN = re.compile(r"</?(?:think|sql|observation)\b", re.IGNORECASE)
 _OBSERVED = re.compile("</observation>", re.IGNORECASE)
 _THINKS_ON = re.compile(r"\s*<think>", re.IGNORECASE)
@@ -322,17 +324,11 @@ class SkyrlSynsqlSpec(RuleSpec):
 
 
 def _skyrl_gsm8k(name: str, spec: SkyrlGsm8kSpec, context: TermCompileContext) -> Term:
-    accepted = compile_accepted(spec.expect)
+    def first(text: str) -> str | None:
+        match = _STRICT.search(text)
+        return None if match is None else match[1].replace(",", "")
 
-    def measure(context: RewardContext) -> Measured:
-        golds = [gold_text(value).rpartition("####")[2].replace(",", "").strip() for value in accepted(context)]
-        match = _NUMBER.search(context.final_text)
-        if match is None:
-            return Measured(0.0, "no number")
-        found = match[1].replace(",", "")
-        return Measured(float(found in golds), found)
-
-    return Term(name=name, spec=spec, measure=measure, where=RewardContext.where_final)
+    return _of_number(name, spec, first)
 
 
 def read_solution(text: str) -> str | None:
