@@ -106,7 +106,15 @@ def test_exactly_the_calls_that_serve_are_paid(tmp_path: Path, root: Path, actio
 
 
 @pytest.mark.parametrize(
-    ("action", "reward"), [("NONE", 1.0), ("I cannot.", 0.0), (written(("weather_now", {"city": "Rome"})), 0.0)]
+    ("action", "reward"),
+    [
+        ("NONE", 1.0),
+        ("I cannot: NONE.", 1.0),
+        ("I cannot.", 0.0),
+        (written(("weather_now", {"city": "Rome"})), 0.0),
+        ("NONE" + written(("weather_now", {"city": "Rome"})), 0.0),  # who leaves it open whether to call is not paid
+        ("NONE <tool_call>", 0.0),
+    ],
 )
 def test_to_decline_is_to_say_so(tmp_path: Path, root: Path, action: str, reward: float) -> None:
     assert earned(of([bfcl_files(tmp_path, [{**BFCL, "ground_truth": []}])], root), 0, action) == reward
