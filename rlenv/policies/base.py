@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from rlenv._base.strict_json import read_json
 from rlenv.endpoints.account import UnreadableAnswer, read_call, read_chat
@@ -308,3 +308,37 @@ def listed(value: Any) -> Any:
         if isinstance(value, str) and value.lstrip()[:1] == "[":
             return read_json(value.encode("utf-8", "replace"), max_bytes=_MOST_CHARS)
     return value
+
+
+HARMLESS: Final = "harmless "
+
+
+def harmless(chars: int) -> str:
+    """As many harmless characters as a text has, and some: a server may fail at how much there is."""
+    return HARMLESS * (1 + chars // len(HARMLESS))
+
+
+def reworded(messages: Sequence[Message], names: Sequence[str], *, keeps_own: bool) -> list[Message]:
+    """The same turns with harmless words in place of all others, or of all but the policy's own (`keeps_own`).
+
+    Without its own an assistant makes one call at most, of the first tool: how many it makes, and of what, are words of
+    its own. Images stay: whether a server takes any is no question of words.
+    """
+    out: list[Message] = []
+    kept: set[str | None] = set()
+    for message in messages:
+        if message.role == "assistant":
+            if not keeps_own:
+                one = message.tool_calls[:1] if names else ()
+                calls = tuple(ToolCall(names[0], {}, id=call.id) for call in one)
+                said = harmless(len(message.content) + sum(len(str(call)) for call in message.tool_calls))
+                message = replace(message, content=said, tool_calls=calls, thinking="", authored=())
+            kept.update(call.id for call in message.tool_calls)
+        elif message.role == "tool" and message.tool_call_id not in kept:
+            if out and out[-1].role != "assistant":
+                continue
+            message = Message("user", harmless(len(message.content)), images=message.images)
+        else:
+            message = replace(message, content=harmless(len(message.content)), authored=())
+        out.append(message)
+    return out

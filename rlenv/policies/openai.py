@@ -7,22 +7,22 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from rlenv.concurrency.lanes import entered, here
+from rlenv.concurrency.scope import Scope
 from rlenv.dialects.base import CHARS_PER_TOKEN
 from rlenv.dialects.built_in import broken_message, broken_schemas
 from rlenv.endpoints import REFUSED, Client, Endpoint
 from rlenv.endpoints.account import Completion, counted
 from rlenv.errors import EndpointError, PolicyError, RewardError, UsageError
 from rlenv.language.spec import SamplingSpec
-from rlenv.messages import Message, Sampled, ToolCall
-from rlenv.policies.base import PolicyContext
+from rlenv.messages import Message, Sampled
+from rlenv.policies.base import HARMLESS, PolicyContext, harmless, reworded
 from rlenv.rewards.asking_again import Answered, Refused, in_turn
-from rlenv.rewards.asking_models import tried
+from rlenv.rewards.asking_models import if_felled, tried
 from rlenv.secrets import host_of
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ _UNCLEAR: Final = frozenset((*REFUSED, 403, 451))
 5xx is among them: a server that fails by chance would be taken for one that refuses."""
 _CLEAR: Final = frozenset((None, 429, *_UNCLEAR))
 """What no words bring about, beside those: the server is not there, or is asked too much."""
-_HARMLESS: Final = "harmless "
 _FEW_TOKENS: Final = 16
 
 
@@ -105,6 +104,8 @@ class OpenAIPolicy:
         self.mode: Literal["tools", "text"] = mode
         self.seeded, self.asks_beside, self._endpoint, self._http = seeded, asks_beside, endpoint, http
         self._client: Client | None = None
+        self.falls = Scope()
+        """What the episodes know of a server that their words may fell."""
         self.lost: EndpointError | None = None
         """The latest failure that ended an episode."""
 
@@ -332,6 +333,8 @@ class _Session:
             if error.is_held or not is_unclear:
                 raise
             failed = error
+        if failed.is_cut and self._first and await self._fells(messages, failed):
+            raise EndpointError(f"the server falls over the policy's words: {failed}", is_held=True) from failed
         took_s = (time.monotonic() - begun) / (tries := endpoint.retries + 1)
         is_now = not failed.is_late and await starts(request, endpoint, tried=tries)
         if not is_now and not self._first:
@@ -349,6 +352,21 @@ class _Session:
             raise failed  # it hangs no more
         return given
 
+    async def _fells(self, messages: Sequence[Message], error: EndpointError) -> bool:
+        """True where the server is away for a while each time that it has the policy's words, among harmless ones."""
+        endpoint = self._client.endpoint
+        soon, within_s = partial(beside, endpoint=endpoint), endpoint.timeout_s * (endpoint.retries + 1)
+        known = partial(tried, partial(self._asked, messages, 1, keeps_own=False, around=soon))
+
+        async def own(**tries: Any) -> Completion:
+            return await self._asked(messages, 1, keeps_own=True, around=lambda request: request(**tries))
+
+        try:
+            await if_felled(known, own, error, self._client, self._policy.falls, within_s=within_s)
+        except EndpointError as told:
+            return told.is_held
+        return False
+
     async def _in_turn(
         self, messages: Sequence[Message], very: _Request[Completion], *, is_now: bool, took_s: float
     ) -> Completion | None:
@@ -364,7 +382,7 @@ class _Session:
         async def asked() -> None:
             await self._asked(messages, 1, keeps_own=None if is_now else False, around=soon)
             few = partial(soon, tokens=_FEW_TOKENS)
-            await self._asked((Message("user", _HARMLESS),), _FEW_TOKENS, text=_HARMLESS, around=few)
+            await self._asked((Message("user", HARMLESS),), _FEW_TOKENS, text=HARMLESS, around=few)
 
         with entered(lane and lane.at("beside")):  # a replay does not ask these
             known, own = partial(tried, asked), partial(self._asked, messages, 1, keeps_own=True, around=soon)
@@ -391,7 +409,7 @@ class _Session:
         """
         context = self._context
         if self._is_text:
-            own = self._actions if keeps_own else _harmless(len(self._actions))
+            own = self._actions if keeps_own else harmless(len(self._actions))
             self._text = self._text or context.prompt_text
             return await self._client.raw_text.complete(
                 text or (self._text if keeps_own is None else context.prompt_text + own),
@@ -404,40 +422,9 @@ class _Session:
             )
         if keeps_own is not None:
             names = [str(tool["function"]["name"]) for tool in self._tools]
-            later = _reworded(messages[self._first :], names, keeps_own=keeps_own)
+            later = reworded(messages[self._first :], names, keeps_own=keeps_own)
             messages = [*messages[: self._first], *later]
         # The server makes tokens of these texts; what is neither the policy's nor the author's may not be one.
         said = [broken_message(message) for message in messages]
         sampling = SamplingSpec(seed=self._seed, max_tokens=most)
         return await self._client.chat(said, tools=self._tools, sampling=sampling, is_fitted=True, around=around)
-
-
-def _harmless(chars: int) -> str:
-    """As many harmless characters as a text has, and some: a server may fail at how much there is."""
-    return _HARMLESS * (1 + chars // len(_HARMLESS))
-
-
-def _reworded(messages: Sequence[Message], names: Sequence[str], *, keeps_own: bool) -> list[Message]:
-    """The same turns with harmless words in place of all others, or of all but the policy's own (`keeps_own`).
-
-    Without its own an assistant makes one call at most, of the first tool: how many it makes, and of what, are words of
-    its own. Images stay: whether a server takes any is no question of words.
-    """
-    out: list[Message] = []
-    kept: set[str | None] = set()
-    for message in messages:
-        if message.role == "assistant":
-            if not keeps_own:
-                one = message.tool_calls[:1] if names else ()
-                calls = tuple(ToolCall(names[0], {}, id=call.id) for call in one)
-                said = _harmless(len(message.content) + sum(len(str(call)) for call in message.tool_calls))
-                message = replace(message, content=said, tool_calls=calls, thinking="", authored=())
-            kept.update(call.id for call in message.tool_calls)
-        elif message.role == "tool" and message.tool_call_id not in kept:
-            if out and out[-1].role != "assistant":
-                continue
-            message = Message("user", _harmless(len(message.content)), images=message.images)
-        else:
-            message = replace(message, content=_harmless(len(message.content)), authored=())
-        out.append(message)
-    return out

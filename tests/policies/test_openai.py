@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from rlenv.messages import MalformedCall, Message, ToolCall
 from rlenv.policies.openai import OpenAIPolicy
 from rlenv.testing.endpoint import FakeEndpoint, Reply, never
 from rlenv.trajectory import Trajectory
+from tests.support.judges import falling
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -633,3 +635,25 @@ def test_an_address_that_no_request_can_go_to_is_refused_before_anything_is_play
     for command in (["eval", "arithmetic", "--policy", "openai"], ["serve", "--gateway", "arithmetic"]):
         assert main([*command, "--base-url", address, "--model", "m"]) == 2
         assert "rlenv: base_url: " in capsys.readouterr().err
+
+
+@BOTH
+@pytest.mark.parametrize("text", ["It fells.", "fells."], ids=["its own", "a tool's"])
+def test_a_server_that_falls_over_the_policys_own_words_leaves_its_sample_in(
+    make_environment: Any, tmp_path: Path, mode: str, text: str
+) -> None:
+    """It is away for a moment each time, and so to what is asked beside."""
+    call = ToolCall("say", {"text": text}, "c1")
+    spoken = f"<tool_call>\n{json.dumps({'name': 'say', 'arguments': {'text': text}})}\n</tool_call>"
+    say = {"kind": "python", "function": f"{tmp_path}/tools.py:say"}
+    environment = make_environment(tools='def say(text: str) -> str:\n    return f"It {text}"\n', tools__say=say)
+
+    async def main() -> Trajectory:
+        answers = [spoken if mode == "text" else Message("assistant", "", (call,)), "Y"]
+        async with asyncio.timeout(60), FakeEndpoint(answers) as server, falling(server.base_url) as address:
+            policy = OpenAIPolicy(address, "toy", mode=mode, timeout_s=20.0, retries=1)  # type: ignore[arg-type]
+            (trajectory,) = await rollout(environment, policy, [Job("train", 0, 3)])
+            await policy.aclose()
+            return trajectory
+
+    assert _ending(asyncio.run(main())) == (("turn_tokens", 0.0) if text == "It fells." else ("policy", None))
