@@ -21,17 +21,17 @@ import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from rlenv._base.paths import RefusedPath, finder
 from rlenv.endpoints.account import as_image
 from rlenv.errors import MissingExtra, told_as
-from rlenv.messages import Image
+from rlenv.messages import Image, ToolResult
 
 __all__ = ["MAX_BYTES", "MAX_IMAGES", "MAX_PIXELS", "MAX_SIDE", "BareImage", "RefusedPath", "UnreadableImage"]
-__all__ += ["bare_image", "finder", "image_of", "listed", "mime_of", "open_image", "within_limits"]
+__all__ += ["bare_image", "finder", "image_of", "listed", "mime_of", "open_image", "within_limits", "within_turn"]
 
 _MAX_PARTS: Final = 65_536
 _MAX_SCANS: Final = 64
@@ -368,3 +368,17 @@ def _on_white(image: Any) -> Any:
         page.alpha_composite(clear)
         return page.convert("RGB")
     return image.convert("RGB") if image.mode != "RGB" else image.copy()
+
+
+def within_turn(results: tuple[ToolResult, ...]) -> tuple[ToolResult, ...]:
+    """The results of one turn: where their images take more together than those of one may, later ones lose theirs."""
+    left, kept = MAX_BYTES, list[ToolResult]()
+    for result in results:
+        took = sum(len(image.base64) * 3 // 4 for image in result.images)
+        if took > left:
+            note = f"[its images are left out: those of a turn may take {MAX_BYTES // 1_000_000} MB together]"
+            result = replace(result, images=(), text=f"{result.text}\n{note}" if result.text else note)
+        else:
+            left -= took
+        kept.append(result)
+    return tuple(kept)

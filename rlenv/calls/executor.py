@@ -29,6 +29,7 @@ from rlenv.concurrency.lanes import Lane, here
 from rlenv.concurrency.scope import ended as all_ended
 from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import EpisodeError, ToolFailed
+from rlenv.images import within_turn
 from rlenv.language.spec import CallsSpec
 from rlenv.messages import MalformedCall, ToolCall, ToolResult
 from rlenv.tools.arguments import ArgumentCheck
@@ -220,7 +221,8 @@ class Executor:
         Raises:
             EpisodeError: a tool's infrastructure failed; the turn's other calls are cancelled.
         """
-        return self._in_order(calls, context) if self._has_alone else self._together(calls, context, 0)
+        made = self._in_order(calls, context) if self._has_alone else self._together(calls, context, 0)
+        return made if len(calls) < 2 else _bounded(made)
 
     async def _in_order(
         self, calls: Sequence[ToolCall | MalformedCall], context: ToolContext
@@ -383,6 +385,10 @@ class Executor:
         name = cut_middle(call.name, 100)
         listed = all_known(name, known, "available:") if known else "no tools are available"
         return refused(name, f"there is no tool '{name}'; {listed}", "unknown_tool", call.id)
+
+
+async def _bounded(made: Coroutine[Any, Any, tuple[ToolResult, ...]]) -> tuple[ToolResult, ...]:
+    return within_turn(await made)
 
 
 def _hangs(entry: _Entry, call: ToolCall) -> EpisodeError:

@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
-from rlenv.images import MAX_IMAGES, UnreadableImage, bare_image, open_image, within_limits
-from rlenv.messages import Image
-from rlenv.testing.tools import call
+from rlenv.calls.executor import Executor
+from rlenv.images import MAX_BYTES, MAX_IMAGES, UnreadableImage, bare_image, open_image, within_limits
+from rlenv.language.spec import CallsSpec
+from rlenv.messages import Image, ToolCall
+from rlenv.testing.tools import call, context, fake_tool
 from rlenv.tools.base import Tool, ToolOutput
 
 PIL = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
@@ -167,3 +169,24 @@ def test_a_result_keeps_eight_images_and_says_how_many_it_leaves_out() -> None:
     kept, note = within_limits([large] * 4)
     assert len(kept) == 2
     assert "2 of 4 images" in note
+
+
+@pytest.mark.parametrize("mutates", [False, True])
+@pytest.mark.parametrize(("size", "kept"), [(100, 16), (5_000_000, 4), (15_000_000, 1)])
+def test_all_calls_of_a_turn_show_no_more_bytes_of_images_than_one_may(size: int, kept: int, mutates: bool) -> None:
+    image = Image("image/png", "A" * (size * 4 // 3))
+    tool = fake_tool("look", lambda _: ToolOutput("here", images=(image,)), mutates=mutates)
+
+    async def work() -> list[tuple[int, str]]:
+        executor = Executor({"look": tool}, calls=CallsSpec())
+        try:
+            made = await executor.run([ToolCall("look", {})] * 16, context())
+            again = await executor.run([ToolCall("look", {})], context())
+        finally:
+            executor.close()
+        return [(len(one.images), one.text) for one in (*made, *again)]
+
+    *made, again = asyncio.run(work())
+    note = f"here\n[its images are left out: those of a turn may take {MAX_BYTES // 1_000_000} MB together]"
+    assert made == [(1, "here")] * kept + [(0, note)] * (16 - kept)
+    assert again == (1, "here")
