@@ -75,7 +75,9 @@ def _seal_bodies(run: Path, segment: str, rows: Sequence[Mapping[str, Any]]) -> 
     """Writes the part of bodies a group at a time: a segment may have 32 MB, and memory that is touched once costs
     more than what is done with it."""
     path = path_of(run, segment, "bodies")
-    with told(path), path.open("rb") as file, bodies_writer(part_of(run, "bodies", segment)) as write:
+    with told(path):
+        file = path.open("rb")
+    with file, bodies_writer(part_of(run, "bodies", segment)) as write:
         for start in range(0, len(rows), GROUP):
             write(_bodies(run, file.fileno(), rows[start : start + GROUP]))
 

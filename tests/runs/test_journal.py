@@ -166,6 +166,14 @@ def test_a_journals_bodies_that_are_no_file_are_told(tmp_path: Path) -> None:
     assert pack(tmp_path).sealed == 0
 
 
+def test_what_a_disk_does_not_take_is_no_fault_of_the_journal(tmp_path: Path) -> None:
+    left_behind(tmp_path)
+    (tmp_path / "bodies").rmdir()
+    (tmp_path / "bodies").write_bytes(b"")  # no folder can be made there
+    with pytest.raises(OSError, match="bodies"):
+        pack(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["x.rows.jsonl", ".rows.jsonl", "x.bodies", f"a-{'9' * 30}-b-0.rows.jsonl"])
 def test_journals_of_other_names_are_left_alone(tmp_path: Path, name: str) -> None:
     left_behind(tmp_path)
