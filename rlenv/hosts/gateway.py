@@ -305,7 +305,7 @@ class Gateway:
 
     async def _starts(self, sent: Mapping[str, Any] | None = None) -> bool:
         ping = {"messages": [{"role": "user", "content": "Say yes."}], **self._client.body(None)}
-        return await starts(partial(self._client.post, _CHAT, ping if sent is None else sent), self._client.endpoint)
+        return await starts(partial(self._read, ping if sent is None else sent), self._client.endpoint)
 
     async def _hangs(self, sent: Mapping[str, Any]) -> bool:
         """True if a request that had no first token has none again, between others that have theirs at once."""

@@ -129,10 +129,16 @@ def test_tools_of_the_agents_own_are_no_calls_of_the_environments(tmp_path: Path
     assert (ended["reason"], ended["success"], ended["terms"]["calls"]) == ("answer", True, None)
 
 
-@pytest.mark.parametrize("status", [500, 401, 404, "drops"])
-def test_a_server_that_is_out_makes_the_reward_invalid(tmp_path: Path, status: int | str) -> None:
-    reply = Reply(drops=True) if status == "drops" else Reply(status=int(status), body={"error": "out"})
-
+@pytest.mark.parametrize(
+    "reply",
+    [
+        *(Reply(status, {"error": "out"}) for status in (500, 401, 404)),
+        Reply(drops=True),
+        Reply(200, {"choices": [{}]}),
+    ],
+    ids=["500", "401", "404", "drops", "no message"],
+)
+def test_a_server_that_is_out_makes_the_reward_invalid(tmp_path: Path, reply: Reply) -> None:
     async def play(ask: Asks, model: FakeEndpoint) -> Any:
         seat = await seat_of(ask)
         url = f"{seat['base_url']}/chat/completions"
