@@ -118,7 +118,7 @@ def test_a_large_result_keeps_a_value_within_what_a_trajectory_keeps(tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_process_that_is_stopped_under_a_rewards_statement_leaves_the_reward_invalid(tmp_path: Path) -> None:
+def test_a_process_that_is_stopped_under_a_rewards_statement_makes_no_wrong_number(tmp_path: Path) -> None:
     answer = "WITH r AS (SELECT a FROM t) SELECT sum(a) FROM r"
 
     async def main() -> None:
@@ -128,7 +128,7 @@ def test_a_process_that_is_stopped_under_a_rewards_statement_leaves_the_reward_i
             for pid in stopped:
                 os.kill(pid, signal.SIGSTOP)
             played = await play(env, f"<answer>{answer}</answer>")
-            assert played.reward.total is None
+            assert played.reward.total in (1.0, None)  # asked again, of a process that was started meanwhile
             workers.pool.close()  # with those that are stopped and were not asked
             again = await play(env, f"<answer>{answer}</answer>")
             assert again.reward.total in (1.0, None)  # the breaker may have opened: never a wrong number
