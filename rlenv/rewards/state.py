@@ -29,6 +29,7 @@ from rlenv.errors import RewardError, ToolFailed, UnknownEntry, UsageError, told
 from rlenv.language.functions import import_function
 from rlenv.language.kinds import Kind
 from rlenv.language.spec import RewardSpec, Text
+from rlenv.messages import ToolCall
 from rlenv.resources import CopiedDict, Lent, LentList
 from rlenv.resources.base import Folder
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
@@ -45,6 +46,8 @@ _PLAIN_JSON: Final = (
 )
 _QUICK: Final = frozenset((str, int, bool, type(None)))
 _OF_THE_MACHINE: Final = frozenset((errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE))
+_OUTSIDE: Final = "worker"
+"""The one reason of failed calls that no call of the policy's brings about."""
 _LENT: Final = (Lent, LentList)
 _COPIES: Final = (CopiedDict, *_LENT)
 _threads: Final = ThreadPool(size=64)
@@ -299,9 +302,25 @@ def _compile(name: str, spec: StateSpec, context: TermCompileContext) -> Term:
                 if error.whose == "policy" if isinstance(error, ToolFailed) else function is None:
                     return Measured(0.0, f"the state cannot be read: {error}")
                 raise RewardError(f"the state cannot be read: {error}") from error
+        if any(said) and (tool := _taken(context)):
+            raise RewardError(f"a process that ended from outside took a call of '{tool}' with it")
         return Measured(float(not any(said)), "; ".join(filter(None, said)))
 
     return Term(name=name, spec=spec, measure_async=measure)
+
+
+def _taken(context: RewardContext) -> str:
+    """The tool of a call that was lost with its process, which ended from outside, and did not go well later, or "".
+
+    No other failure counts: a policy could bring it about, and nobody can ask a call again that changes the state.
+    """
+    made = [pair for turn in context.turns for pair in zip(turn.parsed.calls, turn.results, strict=False)]
+    for at, (call, result) in enumerate(made):
+        if result.reason == _OUTSIDE and isinstance(call, ToolCall):
+            later = [one for one, found in made[at + 1 :] if not found.is_error and isinstance(one, ToolCall)]
+            if not any((one.name, one.arguments) == (call.name, call.arguments) for one in later):
+                return call.name
+    return ""
 
 
 class _UnreadGold(Exception):

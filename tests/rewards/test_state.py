@@ -51,6 +51,10 @@ def cancel(order: str, shop: Shop) -> str:
     """Cancels."""
     if order == "down":
         raise EpisodeError("the shop is down", reason="shop")
+    if order in ("worker", "busy", "stalled", "crashed"):
+        if not shop.log:
+            raise ToolFailed("it is not available", reason=order)
+        order = "a"
     if order == "lost":
         raise EpisodeError("the shop is lost", reason="shop")
     if order not in shop.orders:
@@ -211,6 +215,21 @@ def test_a_part_that_no_row_makes_is_a_fault_of_the_spec(
     (tmp_path / "files.yaml").write_text(text)
     faults = validate([tmp_path / "files.yaml"]).faults
     assert [one.where for one in faults] == ["rewards.books"] * count, faults
+
+
+def test_a_call_that_a_process_took_with_it_leaves_no_number_unless_it_went_well_later(make_environment: Any) -> None:
+    environment = make_environment(SPEC % ", function: 'tools.py:orders'", tools=FUNCTIONS)
+    lost, logged = call("cancel", order="worker"), call("note", text="x")
+    found = books(environment, [lost], [CANCEL])
+    assert (found.value, found.error) == (None, "a process that ended from outside took a call of 'cancel' with it")
+    assert books(environment, [lost, call("cancel", order="b")], [CANCEL]).value is None
+    # What differs is the policy's own where the very call went well later, and nothing is lost of what is right.
+    assert books(environment, [lost, call("cancel", order="a")], [CANCEL]).value == 1
+    assert books(environment, [lost, logged, lost], [CANCEL]).value == 1
+    assert books(environment, [lost, logged, lost, call("cancel", order="b")], [CANCEL]).value == 0
+    # A policy can bring about the others.
+    for reason in ("busy", "stalled", "crashed"):
+        assert books(environment, [call("cancel", order=reason)], [CANCEL]).value == 0
 
 
 def test_a_plain_function_of_a_state_is_called_in_a_thread(make_environment: Any) -> None:
