@@ -192,7 +192,7 @@ class RunReader:
             first: dict[tuple[Any, ...], int] = {}
             last: dict[tuple[Any, ...], int] = {}
             for row in self._held_out():
-                place, attempt = tuple(row[name] for name in _PLACE), row["attempt"]
+                place, attempt = tuple(map(row.get, _PLACE)), row["attempt"]
                 first[place] = min(attempt, first.get(place, attempt))
                 last[place] = max(attempt, last.get(place, attempt))
             self._later = {place: attempt for place, attempt in last.items() if first[place] < attempt}
@@ -212,7 +212,7 @@ class RunReader:
 
     def _is_replaced(self, row: Mapping[str, Any]) -> bool:
         """True if a later attempt has played the row's sample again."""
-        last = self._played_again().get(tuple(row[name] for name in _PLACE), 0)
+        last = self._played_again().get(tuple(map(row.get, _PLACE)), 0)
         return bool(row["attempt"] < last)
 
     def _validated_again(self) -> set[int]:

@@ -166,6 +166,16 @@ def test_a_journals_bodies_that_are_no_file_are_told(tmp_path: Path) -> None:
     assert pack(tmp_path).sealed == 0
 
 
+def test_a_row_of_an_unnamed_environment_is_read(tmp_path: Path) -> None:
+    rows, ids = left_behind(tmp_path)
+    first, *rest = rows.read_bytes().splitlines(keepends=True)
+    entry = json.loads(first)
+    del entry["environment"]
+    rows.write_bytes(b"".join([json.dumps(entry).encode() + b"\n", *rest]))
+    reader = RunReader(tmp_path)
+    assert [row["id"] for row in reader.rows() if reader.counts(row)] == ids
+
+
 def test_what_a_disk_does_not_take_is_no_fault_of_the_journal(tmp_path: Path) -> None:
     left_behind(tmp_path)
     (tmp_path / "bodies").rmdir()
