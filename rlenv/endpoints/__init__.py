@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 REFUSED: Final = frozenset({400, 413, 422})
 """What a server answers to a request that it cannot take for what it holds, such as one that is too long."""
+BARRED: Final = frozenset({None, 402, 429})
+"""What no words bring about: the server is not there, is asked too much, or wants paying for so many tokens."""
 _RETRIED: Final = frozenset({408, 409, 425, 429, *range(500, 600)})
 _MAX_WAIT_S: Final = 60.0
 _MAX_BYTES: Final = 16_000_000

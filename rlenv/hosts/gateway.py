@@ -34,7 +34,7 @@ from aiohttp import web
 
 from rlenv._base.bounded import drop_oldest, sendable, size
 from rlenv.dialects.built_in import broken_schemas, broken_value
-from rlenv.endpoints import REFUSED, Client
+from rlenv.endpoints import BARRED, REFUSED, Client
 from rlenv.endpoints.account import Completion, counted, read_chat
 from rlenv.episodes.environment import Environment
 from rlenv.errors import EndpointError, RewardError
@@ -44,7 +44,7 @@ from rlenv.hosts.http import MOST_BYTES, answer, bearer_of, json_of
 from rlenv.hosts.mcp_server import held_by, over_http
 from rlenv.hosts.wires import CHAT_FIELDS, as_chat, as_events, as_response, call_of, chat_chunks, problem_of
 from rlenv.messages import Message
-from rlenv.policies.openai import starts, written
+from rlenv.policies.openai import FEW_TOKENS, starts, written
 from rlenv.rewards.asking_again import Answered, Refused, in_turn
 from rlenv.rewards.asking_models import tried
 from rlenv.runs.folder import KeptRun
@@ -249,13 +249,13 @@ class Gateway:
         try:
             return await written(request, endpoint, well)
         except EndpointError as error:
-            is_unclear = error.is_garbled or error.status not in (None, 429, *REFUSED)
+            is_unclear = error.is_garbled or error.status not in BARRED | REFUSED
             if not is_unclear or not await self._starts():
                 raise
             failed = error
 
         async def known() -> Answered[None] | Refused:
-            return Answered(None) if await self._starts() else Refused("the model does not answer")
+            return Answered(None) if await self._starts(tokens=FEW_TOKENS) else Refused("the model does not answer")
 
         very, within_s = partial(tried, partial(request, retries=0)), endpoint.timeout_s * (endpoint.retries + 1)
         try:
@@ -303,9 +303,10 @@ class Gateway:
         held.session.episode.fail("policy", str(error))
         return refusal(503, "the model does not answer; the episode is over", code="episode_over")
 
-    async def _starts(self, sent: Mapping[str, Any] | None = None) -> bool:
+    async def _starts(self, sent: Mapping[str, Any] | None = None, *, tokens: int = 1) -> bool:
         ping = {"messages": [{"role": "user", "content": "Say yes."}], **self._client.body(None)}
-        return await starts(partial(self._read, ping if sent is None else sent), self._client.endpoint)
+        asked = partial(self._read, ping if sent is None else sent)
+        return await starts(asked, self._client.endpoint, tokens=tokens)
 
     async def _hangs(self, sent: Mapping[str, Any]) -> bool:
         """True if a request that had no first token has none again, between others that have theirs at once."""

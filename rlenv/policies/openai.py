@@ -15,7 +15,7 @@ from rlenv.concurrency.lanes import entered, here
 from rlenv.concurrency.scope import Scope
 from rlenv.dialects.base import CHARS_PER_TOKEN
 from rlenv.dialects.built_in import broken_message, broken_schemas
-from rlenv.endpoints import REFUSED, Client, Endpoint
+from rlenv.endpoints import BARRED, REFUSED, Client, Endpoint
 from rlenv.endpoints.account import Completion, counted
 from rlenv.errors import EndpointError, PolicyError, RewardError, UsageError
 from rlenv.language.spec import SamplingSpec
@@ -28,7 +28,7 @@ from rlenv.secrets import host_of
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["MAX_TOKENS", "OpenAIPolicy", "starts", "written"]
+__all__ = ["FEW_TOKENS", "MAX_TOKENS", "OpenAIPolicy", "starts", "written"]
 
 _T = TypeVar("_T")
 _Request = Callable[..., Awaitable[_T]]
@@ -45,9 +45,7 @@ _FULL: Final = re.compile(
 _UNCLEAR: Final = frozenset((*REFUSED, 403, 451))
 """What a server answers to a conversation whose words it cannot take, and to every one where it is set up wrongly. No
 5xx is among them: a server that fails by chance would be taken for one that refuses."""
-_CLEAR: Final = frozenset((None, 429, *_UNCLEAR))
-"""What no words bring about, beside those: the server is not there, or is asked too much."""
-_FEW_TOKENS: Final = 16
+FEW_TOKENS: Final = 16
 
 
 class OpenAIPolicy:
@@ -164,10 +162,10 @@ async def beside(request: _Request[_T], endpoint: Endpoint, *, tokens: int = 1, 
     return await request(tokens=tokens, retries=0, tried=tried, timeout_s=within_s, is_beside=True)
 
 
-async def starts(request: _Request[Any], endpoint: Endpoint, *, tried: int = 1) -> bool:
-    """True where a server soon gives the first token of an answer, or refuses to end it there: it does not hang."""
+async def starts(request: _Request[Any], endpoint: Endpoint, *, tokens: int = 1, tried: int = 1) -> bool:
+    """True where a server soon gives the first tokens of an answer, or refuses to end it there: it does not hang."""
     try:
-        await beside(request, endpoint, tried=tried)
+        await beside(request, endpoint, tokens=tokens, tried=tried)
     except EndpointError as error:
         return error.status in REFUSED
     return True
@@ -329,7 +327,7 @@ class _Session:
         try:
             return await written(request, endpoint, self._well)
         except EndpointError as error:
-            is_unclear = error.is_garbled or error.is_cut or error.is_late or error.status not in _CLEAR
+            is_unclear = error.is_garbled or error.is_cut or error.is_late or error.status not in BARRED | _UNCLEAR
             if error.is_held or not is_unclear:
                 raise
             failed = error
@@ -381,8 +379,8 @@ class _Session:
 
         async def asked() -> None:
             await self._asked(messages, 1, keeps_own=None if is_now else False, around=soon)
-            few = partial(soon, tokens=_FEW_TOKENS)
-            await self._asked((Message("user", HARMLESS),), _FEW_TOKENS, text=HARMLESS, around=few)
+            few = partial(soon, tokens=FEW_TOKENS)
+            await self._asked((Message("user", HARMLESS),), FEW_TOKENS, text=HARMLESS, around=few)
 
         with entered(lane and lane.at("beside")):  # a replay does not ask these
             known, own = partial(tried, asked), partial(self._asked, messages, 1, keeps_own=True, around=soon)

@@ -224,8 +224,9 @@ def test_a_request_that_makes_the_server_fail_is_the_agents_where_another_is_ans
 
 @pytest.mark.parametrize(
     ("failing", "times", "success"),
-    [(Reply(503), 6, True), (Reply(drops=True), 6, True), (Reply(200, "{}"), 6, True), (Reply(429), 99, None)],
-    ids=["503", "drops", "no answer", "429"],
+    [(Reply(503), 6, True), (Reply(drops=True), 6, True), (Reply(200, "{}"), 6, True)]
+    + [(Reply(status), 99, None) for status in (402, 429, 503)],
+    ids=["503", "drops", "no answer", "402 for good", "429 for good", "503 for good"],
 )
 def test_a_server_that_failed_by_chance_is_no_mistake_of_the_agents(
     tmp_path: Path, failing: Reply, times: int, success: bool | None

@@ -611,17 +611,18 @@ def test_a_server_that_fails_at_the_policys_own_words_leaves_its_sample_in(
 
 
 @BOTH
-@pytest.mark.parametrize("tokens", [16, 1, 0])
+@pytest.mark.parametrize(("tokens", "status"), [(16, 500), (16, 402), (1, 500), (0, 500)])
 def test_a_server_that_fails_at_what_is_written_is_told_from_one_that_cannot_write(
-    make_environment: Any, mode: str, tokens: int
+    make_environment: Any, mode: str, tokens: int, status: int
 ) -> None:
-    """An engine's parser may fail at what a policy writes. One that gives no few tokens of anything is out."""
+    """An engine's parser may fail at what a policy writes. One that gives no few tokens of anything is out, and so is
+    one that wants paying for more (402)."""
 
     def answer(body: Any) -> Any:
-        return "Y" if body.get("max_tokens", 4096) <= tokens else Reply(500)
+        return "Y" if body.get("max_tokens", 4096) <= tokens else Reply(status)
 
     trajectory, _ = served(make_environment(), answer, mode=mode, retries=1)
-    assert trajectory.reward.total == (0.0 if tokens == 16 else None)
+    assert trajectory.reward.total == (0.0 if (tokens, status) == (16, 500) else None)
 
 
 @pytest.mark.parametrize(
