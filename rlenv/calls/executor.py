@@ -39,6 +39,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _TRUTH = {"true": True, "false": False}
 _MAX_CHARS = 64
+_PASS_S = 0.02
 _UNREAD = "Not run: another call of this action could not be read, and this one would end the episode."
 _ANY = {"type": "object", "additionalProperties": True}
 
@@ -271,7 +272,12 @@ class Executor:
         if len(calls) == 1:  # most turns
             made = self._at_once(calls[0], context)
             return (made if isinstance(made, ToolResult) else await self._waiting(made, context, first),)
-        results: list[Any] = [self._at_once(call, context) for call in calls]
+        results, due = list[Any](), time.monotonic() + _PASS_S
+        for call in calls:
+            if time.monotonic() > due:  # large arguments take a while to check: others have their turn between
+                await asyncio.sleep(0)
+                due = time.monotonic() + _PASS_S
+            results.append(self._at_once(call, context))
         pending = [index for index, result in enumerate(results) if type(result) is not ToolResult]
         if len(pending) == 1:  # no task of its own
             index = pending[0]

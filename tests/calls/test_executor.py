@@ -730,6 +730,24 @@ def test_inline_calls_make_no_task() -> None:
     run(work())
 
 
+def test_others_have_their_turn_between_calls_that_take_the_loops_time() -> None:
+    async def work() -> None:
+        seen: list[str] = []
+
+        def body(arguments: Mapping[str, Any]) -> ToolOutput:
+            until = time.thread_time() + 0.03
+            while time.thread_time() < until:
+                pass
+            seen.append("call")
+            return ToolOutput("x")
+
+        asyncio.get_running_loop().call_soon(seen.append, "other")
+        await executor(fake_tool("t", body)).run([ToolCall("t", {})] * 3, context())
+        assert seen == ["call", "other", "call", "call"]
+
+    run(work())
+
+
 @pytest.mark.parametrize("mode", ["async", "thread"])
 def test_calls_that_are_waited_for_are_named_until_they_end(mode: Any) -> None:
     gate = threading.Event()
