@@ -211,7 +211,8 @@ def environment_of(
     if info is not None and info.spec and not Path(info.spec).is_file():
         say(f"rlenv: {info.spec}, which the run names, is not there: --spec names another")
     elif info is not None and info.spec:
-        spec, set = info.spec, {**info.facts.get("set", {}), **set}
+        held = info.facts.get("set")
+        spec, set = info.spec, {**(held if isinstance(held, Mapping) else {}), **set}
     if not spec:
         names = sorted({one.environment for one in trajectories})
         spec = names[0].removeprefix("rlenv/").rpartition("-v")[0]

@@ -140,7 +140,7 @@ def _given(body: _Body, key: str, wanted: type, otherwise: Any = _NEEDED) -> Any
     value = body.get(key)
     if value is None and otherwise is not _NEEDED:
         return otherwise
-    if type(value) is int and wanted is float:
+    if type(value) is int and wanted is float and abs(value) < 2**53:
         return float(value)
     if type(value) is not wanted:
         raise UsageError(f"expected {_WORDS[wanted]}", key=key, hint=f"give '{key}' in the body")

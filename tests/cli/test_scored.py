@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -195,6 +196,17 @@ def test_terms_of_a_group_are_measured_over_the_replayed_group(
     assert capsys.readouterr().out.endswith("\n4 of 4 episodes came out the same, 0 differently\n")
     assert main(["replay", str(grouped / name), *spec, "--set", "rewards.rel.by=best"]) == 1
     assert "  reward rel: 0.5 before, 1.0 now\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("held", ["x", None, [1]])
+def test_a_run_that_names_no_keys_as_set_replays_by_its_spec_alone(
+    grouped: Path, held: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = grouped / "run" / "run.json"
+    info = json.loads(file.read_text())
+    info["facts"]["set"] = held
+    file.write_text(json.dumps(info))
+    assert main(["replay", str(grouped / "run")]) == 0
 
 
 @pytest.mark.parametrize("name", ["run", "run.jsonl"])

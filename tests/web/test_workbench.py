@@ -57,6 +57,8 @@ def test_an_edit_of_somebody_else_is_not_lost(root: Path) -> None:
         for path in ("a" * 300 + ".yaml", "small.yaml/x.yaml"):
             assert await ask.refused("PUT", "/api/spec", {"text": ""}, path=path)
         assert await ask.refused("POST", "/api/play", {"spec": "\ud800.yaml"})
+        model = {"spec": "small.yaml", "policy": "openai", "base_url": "http://127.0.0.1:9/v1", "model": "m"}
+        assert "temperature: expected" in await ask.refused("POST", "/api/play", {**model, "temperature": 10**400})
 
     served((root,), play)
 
