@@ -139,6 +139,7 @@ class OpenAIPolicy:
 
     async def aclose(self) -> None:
         """Closes the connections; may be called twice."""
+        self.falls = Scope()  # its locks are of one event loop
         if self._client is not None and self._owns_client:
             await self._client.aclose()
             self._client = None
@@ -331,9 +332,9 @@ class _Session:
             if error.is_held or not is_unclear:
                 raise
             failed = error
+        took_s = (time.monotonic() - begun) / (tries := endpoint.retries + 1)
         if failed.is_cut and self._first and await self._fells(messages, failed):
             raise EndpointError(f"the server falls over the policy's words: {failed}", is_held=True) from failed
-        took_s = (time.monotonic() - begun) / (tries := endpoint.retries + 1)
         is_now = not failed.is_late and await starts(request, endpoint, tried=tries)
         if not is_now and not self._first:
             raise failed  # it is the row's words

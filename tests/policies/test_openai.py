@@ -611,6 +611,41 @@ def test_a_server_that_fails_at_the_policys_own_words_leaves_its_sample_in(
 
 
 @BOTH
+def test_the_time_that_a_server_was_away_is_none_that_the_request_took(
+    make_environment: Any, mode: str, whole_pauses: None
+) -> None:
+    """One that takes long is asked seldom, among many others: an outage that comes and goes would meet it more."""
+    away, first = 6, "<" + _SPEAKS if mode == "text" else _CALCULATES
+
+    def answer(body: Any) -> Any:
+        nonlocal away
+        is_own, said = _fails(body, mode, "1330+3"), "harmless" in str(body)
+        if not (is_own or said):
+            return first
+        away -= 1
+        return Reply(503) if away >= 0 else Reply(500) if is_own else "Y"
+
+    trajectory, asked = served(make_environment(), answer, mode=mode, retries=0)
+    assert trajectory.reward.total == 0.0
+    assert len(asked) < 60
+
+
+def test_a_policy_that_was_closed_is_of_no_event_loop_any_more() -> None:
+    policy = OpenAIPolicy("http://127.0.0.1:1/v1", "toy")
+
+    async def wait() -> None:
+        async with policy.falls.keep("lock", asyncio.Lock):
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        await asyncio.gather(wait(), wait())
+        await policy.aclose()
+
+    asyncio.run(main())
+    asyncio.run(main())
+
+
+@BOTH
 @pytest.mark.parametrize(("tokens", "status"), [(16, 500), (16, 402), (1, 500), (0, 500)])
 def test_a_server_that_fails_at_what_is_written_is_told_from_one_that_cannot_write(
     make_environment: Any, mode: str, tokens: int, status: int
