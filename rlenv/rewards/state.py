@@ -46,8 +46,8 @@ _PLAIN_JSON: Final = (
 )
 _QUICK: Final = frozenset((str, int, bool, type(None)))
 _OF_THE_MACHINE: Final = frozenset((errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE))
-_OUTSIDE: Final = "worker"
-"""The one reason of failed calls that no call of the policy's brings about."""
+_OUTSIDE: Final = "process"
+"""In the details of a call whose process was ended from outside, which no call of a policy's brings about."""
 _LENT: Final = (Lent, LentList)
 _COPIES: Final = (CopiedDict, *_LENT)
 _threads: Final = ThreadPool(size=64)
@@ -312,11 +312,12 @@ def _compile(name: str, spec: StateSpec, context: TermCompileContext) -> Term:
 def _taken(context: RewardContext) -> str:
     """The tool of a call that was lost with its process, which ended from outside, and did not go well later, or "".
 
-    No other failure counts: a policy could bring it about, and nobody can ask a call again that changes the state.
+    No other failure counts: a policy could bring it about, as starts that are late by ending many processes, and nobody
+    can ask a call again that changes the state.
     """
     made = [pair for turn in context.turns for pair in zip(turn.parsed.calls, turn.results, strict=False)]
     for at, (call, result) in enumerate(made):
-        if result.reason == _OUTSIDE and isinstance(call, ToolCall):
+        if result.reason == "worker" and _OUTSIDE in (result.details or {}) and isinstance(call, ToolCall):
             later = [one for one, found in made[at + 1 :] if not found.is_error and isinstance(one, ToolCall)]
             if not any((one.name, one.arguments) == (call.name, call.arguments) for one in later):
                 return call.name

@@ -51,7 +51,9 @@ def cancel(order: str, shop: Shop) -> str:
     """Cancels."""
     if order == "down":
         raise EpisodeError("the shop is down", reason="shop")
-    if order in ("worker", "busy", "stalled", "crashed"):
+    if order in ("ended", "worker", "busy", "stalled", "crashed"):
+        if not shop.log and order == "ended":
+            raise ToolFailed("it was ended", reason="worker", details={"process": "by signal 9"})
         if not shop.log:
             raise ToolFailed("it is not available", reason=order)
         order = "a"
@@ -219,7 +221,7 @@ def test_a_part_that_no_row_makes_is_a_fault_of_the_spec(
 
 def test_a_call_that_a_process_took_with_it_leaves_no_number_unless_it_went_well_later(make_environment: Any) -> None:
     environment = make_environment(SPEC % ", function: 'tools.py:orders'", tools=FUNCTIONS)
-    lost, logged = call("cancel", order="worker"), call("note", text="x")
+    lost, logged = call("cancel", order="ended"), call("note", text="x")
     found = books(environment, [lost], [CANCEL])
     assert (found.value, found.error) == (None, "a process that ended from outside took a call of 'cancel' with it")
     assert books(environment, [lost, call("cancel", order="b")], [CANCEL]).value is None
@@ -228,7 +230,7 @@ def test_a_call_that_a_process_took_with_it_leaves_no_number_unless_it_went_well
     assert books(environment, [lost, logged, lost], [CANCEL]).value == 1
     assert books(environment, [lost, logged, lost, call("cancel", order="b")], [CANCEL]).value == 0
     # A policy can bring about the others.
-    for reason in ("busy", "stalled", "crashed"):
+    for reason in ("worker", "busy", "stalled", "crashed"):
         assert books(environment, [call("cancel", order=reason)], [CANCEL]).value == 0
 
 

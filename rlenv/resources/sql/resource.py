@@ -354,7 +354,7 @@ def _failure(error: Gone) -> ToolFailed:
         return ToolFailed(_OUT_OF_TIME, reason="stalled", retryable=True)
     if error.status == ENDED_FULL:
         return ToolFailed("the statement needs more memory than it may use", reason="memory")
-    details = {"process": str(error)}
+    details = {"process": str(error)}  # `kind: state` looks for it
     if error.cause == "crash":
         return ToolFailed("the statement made the database engine fail", details=details)
     return ToolFailed("the process of the query was ended", reason="worker", retryable=True, details=details)
