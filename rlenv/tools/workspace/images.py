@@ -13,6 +13,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import resource
 import secrets
 import shutil
@@ -40,6 +41,7 @@ _BINDS: Final = ("/usr", "/etc", "/opt")
 _LINKS: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _FOLDERS: Final = ("app", "home", "mnt", "proc", "dev", "root", "run", "srv", "sys", "tmp", "var/tmp", "var/log")
 OPAQUE: Final = "user.overlay.opaque"
+_NUMBER: Final = re.compile(r"[0-9]{1,10}")  # of a user or a group
 # `_extract` looks first; Python has filters from 3.11.4 on.
 _AS_IT_IS: Final[Mapping[str, Any]] = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
 
@@ -114,10 +116,11 @@ def user_in(image: Path, user: str) -> tuple[str, str, str, str]:
     """
     name, _, group = user.partition(":")
     name = "0" if name == "root" else name
-    known = next((one for one in _lines(image, "passwd") if len(one) > 5 and name in (one[0], one[2])), None)
-    if group and not group.isdigit():
+    users = (one for one in _lines(image, "passwd") if len(one) > 5 and all(map(_NUMBER.fullmatch, one[2:4])))
+    known = next((one for one in users if name in (one[0], one[2])), None)
+    if group and not _NUMBER.fullmatch(group):
         group = next((one[2] for one in _lines(image, "group") if len(one) > 2 and one[0] == group), "?")
-    if group == "?" or (known is None and not name.isdigit()):
+    if (group and not _NUMBER.fullmatch(group)) or (known is None and not _NUMBER.fullmatch(name)):
         raise ResourceError(f"the image has no user '{user}'")
     if known is None:
         return name, group or "0", "", "/" if int(name) else "/root"

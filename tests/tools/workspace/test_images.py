@@ -95,12 +95,17 @@ def test_a_digest_is_of_the_files_and_not_of_their_place(reachable: Path) -> Non
         ("7:8", ("7", "8", "", "/")),
         ("ann", None),
         ("joe:none", None),
+        ("\u00b2", None),
+        ("1" * 5000, None),
+        ("joe:odd", None),
+        ("odd", None),
+        ("odder", None),
     ],
 )
 def test_a_user_is_one_of_the_images(tmp_path: Path, user: str, expected: tuple[str, ...] | None) -> None:
     (tmp_path / "etc").mkdir()
-    (tmp_path / "etc" / "passwd").write_text(PASSWD)
-    (tmp_path / "etc" / "group").write_text("staff:x:50:\n")
+    (tmp_path / "etc" / "passwd").write_text(f"{PASSWD}\nodd:x:7Q:7::/:\nodder:x:7:7Q::/:\n")
+    (tmp_path / "etc" / "group").write_text("staff:x:50:\nodd:x:5Q:\n")
     if expected is None:
         with pytest.raises(ResourceError, match="has no user"):
             user_in(tmp_path, user)
