@@ -46,8 +46,6 @@ _PLAIN_JSON: Final = (
 )
 _QUICK: Final = frozenset((str, int, bool, type(None)))
 _OF_THE_MACHINE: Final = frozenset((errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE))
-_OUTSIDE: Final = "process"
-"""In the details of a call whose process was ended from outside, which no call of a policy's brings about."""
 _LENT: Final = (Lent, LentList)
 _COPIES: Final = (CopiedDict, *_LENT)
 _threads: Final = ThreadPool(size=64)
@@ -317,7 +315,7 @@ def _taken(context: RewardContext) -> str:
     """
     made = [pair for turn in context.turns for pair in zip(turn.parsed.calls, turn.results, strict=False)]
     for at, (call, result) in enumerate(made):
-        if result.reason == "worker" and _OUTSIDE in (result.details or {}) and isinstance(call, ToolCall):
+        if result.reason == "worker" and "process" in (result.details or {}) and isinstance(call, ToolCall):
             later = [one for one, found in made[at + 1 :] if not found.is_error and isinstance(one, ToolCall)]
             if not any((one.name, one.arguments) == (call.name, call.arguments) for one in later):
                 return call.name

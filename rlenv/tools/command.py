@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rlenv._base.text import did_you_mean
+from rlenv.concurrency.deadline import pause
 from rlenv.errors import ToolFailed, UsageError, under
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.requirements import sandbox
@@ -266,7 +267,11 @@ def compile_command(name: str, spec: CommandSpec, context: CompileContext) -> Se
                 return nullcontext(Confined(tuple(argv)))
             return confined(argv, folders={folder: is_own}, cwd=folder, processes=spec.processes)
 
-        ended, folder = await run_program(started, stdin=given, cwd=folder_of(call), env=environment, limits=limits)
+        for wait_s in (0.05, 0.2, 0.0):
+            ended, folder = await run_program(started, stdin=given, cwd=folder_of(call), env=environment, limits=limits)
+            if ended.has_sandbox:
+                break
+            await pause(wait_s)  # a mount of this machine's may have gone while bwrap took it over: nothing has run
         return _answer(ended, program, folder, spec)
 
     said = spec.description or f"Run {os.path.basename(program)} and read what it writes."

@@ -283,12 +283,12 @@ def test_honest_programs_run_in_the_sandbox() -> None:
 
 @pytest.fixture
 def breakable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A bwrap that breaks as soon as this file is there."""
+    """A bwrap that breaks as soon as this file is there, as often as it has lines."""
     broken = tmp_path / "broken"
     program = tmp_path / "bwrap"
     works = f'exec {shutil.which("bwrap")} "$@"'
-    said = "echo 'bwrap: no permission' >&2"
-    program.write_text(f"#!/bin/sh\nif [ -e {broken} ]; then {said}; exit 1; fi\n{works}\n", encoding="utf-8")
+    said = f"echo 'bwrap: no permission' >&2; sed -i 1d {broken}"
+    program.write_text(f"#!/bin/sh\nif [ -s {broken} ]; then {said}; exit 1; fi\n{works}\n", encoding="utf-8")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     check_bubblewrap.cache_clear()
@@ -300,9 +300,19 @@ def breakable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 def test_a_sandbox_that_cannot_be_started_is_the_infrastructures(breakable: Path) -> None:
     tool = compiled(["true"], sandbox="bubblewrap")  # skips where there is none
     assert asyncio.run(call(tool, {})).outcome == "ok"
-    breakable.touch()
+    breakable.write_text("\n" * 99)
     result = asyncio.run(call(tool, {}))
     assert (result.outcome, result.reason, result.whose) == ("failed", "worker", "infrastructure")
+
+
+@pytest.mark.sandbox
+@pytest.mark.parametrize(("breaks", "outcome"), [(1, "ok"), (2, "ok"), (3, "failed")])
+def test_a_sandbox_that_did_not_come_about_is_started_again(breakable: Path, breaks: int, outcome: str) -> None:
+    tool = compiled(["sh"], stdin="echo made | tee -a file", sandbox="bubblewrap")
+    assert asyncio.run(call(tool, {})).text == "made"
+    breakable.write_text("\n" * breaks)
+    result = asyncio.run(call(tool, {}))
+    assert (result.outcome, result.text if outcome == "ok" else "made") == (outcome, "made")
 
 
 @pytest.mark.sandbox
