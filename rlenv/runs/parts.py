@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,22 +171,26 @@ def _beside(path: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def told(path: Path) -> Iterator[None]:
-    """Whatever Arrow finds wrong with a part, as one error that names it.
+    """Whatever Arrow finds wrong with a part, as one error that names it; a journal's bodies are read without Arrow.
 
     Raises:
         UsageError: in the place of what was found.
         FileNotFoundError: the part is not there.
     """
-    pa = cols.arrow()
     try:
         if not path.is_file() and path.exists():  # a pipe would be waited for
             raise OSError("it is no regular file")
         yield
     except FileNotFoundError:
         raise
-    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+    except (*_arrows(), OSError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         hint = "bring it back from a copy, or remove it: the other parts stand for themselves"
         raise UsageError(f"{path} cannot be read as a part: {str(error).splitlines()[0][:200]}", hint=hint) from error
+
+
+def _arrows() -> tuple[type[Exception], ...]:
+    loaded: Any = sys.modules.get("pyarrow")
+    return () if loaded is None else (loaded.ArrowException,)
 
 
 def read_part(path: Path, schema: pa.Schema, *, use_threads: bool = False) -> pa.Table:
