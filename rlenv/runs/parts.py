@@ -183,14 +183,15 @@ def told(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise
-    except (*_arrows(), OSError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+    except _broken() as error:
         hint = "bring it back from a copy, or remove it: the other parts stand for themselves"
         raise UsageError(f"{path} cannot be read as a part: {str(error).splitlines()[0][:200]}", hint=hint) from error
 
 
-def _arrows() -> tuple[type[Exception], ...]:
+def _broken() -> tuple[type[Exception], ...]:
     loaded: Any = sys.modules.get("pyarrow")
-    return () if loaded is None else (loaded.ArrowException,)
+    found = (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError)
+    return found if loaded is None else (*found, loaded.ArrowException)
 
 
 def read_part(path: Path, schema: pa.Schema, *, use_threads: bool = False) -> pa.Table:
