@@ -310,8 +310,7 @@ def _compile(name: str, spec: StateSpec, context: TermCompileContext) -> Term:
 def _taken(context: RewardContext) -> str:
     """The tool of a call that was lost with its process, which ended from outside, and did not go well later, or "".
 
-    No other failure counts: a policy could bring it about, as starts that are late by ending many processes, and nobody
-    can ask a call again that changes the state.
+    No other failure counts: a policy could bring it about, as late starts by ending many processes.
     """
     made = [pair for turn in context.turns for pair in zip(turn.parsed.calls, turn.results, strict=False)]
     for at, (call, result) in enumerate(made):
