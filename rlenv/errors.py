@@ -245,8 +245,7 @@ class ToolFailed(RlenvError):
     word for counting (`failed`, `timeout`, …). `retryable` is true where the same call may succeed a little later (a
     server that was busy or gone), false where it would fail again (a statement that is wrong). `details` (JSON) are
     kept in the trajectory and not shown. `whose` says whose failure it is, for rewards: by `rlenv.errors.WHOSE`
-    where it is not given; what is retryable is never the policy's. `wait_s` are the seconds that the server asks to
-    be left alone before the next try.
+    where it is not given; what is retryable is never the policy's. `wait_s` seconds pass before the next try.
     """
 
     def __init__(

@@ -231,9 +231,10 @@ class CallGuard:
                 raise
             except Exception as error:
                 wait = min(_FIRST_WAIT_S * 2**tries, _LONGEST_WAIT_S) * random.uniform(0.5, 1.5)
-                asked = getattr(error, "wait_s", 0.0)
-                if time.monotonic() + wait + asked < limit:  # else it is tried all the same
-                    wait += asked
+                # Asking again has pauses of its own: a policy could use up its time by what a server asks to wait for.
+                asked_s = error.wait_s if isinstance(error, ToolFailed) and not asked_again.get() else 0.0
+                if time.monotonic() + wait + asked_s < limit:  # else it is tried all the same
+                    wait += asked_s
                 if tries >= self._retries or not _may_pass(error) or time.monotonic() + wait >= limit:
                     raise
             with Waited():

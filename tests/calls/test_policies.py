@@ -94,20 +94,35 @@ def test_a_failed_call_is_tried_again_until_it_answers(mode: str, error: Callabl
 
 
 @pytest.mark.usefixtures("whole_pauses")
-def test_the_next_try_waits_as_long_as_the_server_asks() -> None:
-    calls: list[int] = []
-    seen: list[int] = []
+@pytest.mark.parametrize(("reason", "calls"), [("", 1), ("server_error", 2)])
+def test_the_next_try_waits_as_long_as_the_server_asks_but_where_whose_failure_it_was_is_asked(
+    reason: str, calls: int
+) -> None:
+    made: list[int] = []
+    seen: asyncio.Future[int] | None = None
 
     async def limited(arguments: Mapping[str, Any]) -> str:
-        calls.append(1)
-        if len(calls) > 1:
+        nonlocal seen
+        made.append(1)
+        if seen is not None:
             return "answer"
+        loop = asyncio.get_running_loop()
+        seen = due = loop.create_future()
         # Longer than the first wait of its own; timers of one loop run in the order in which they are due.
-        asyncio.get_running_loop().call_later(0.2, lambda: seen.append(len(calls)))
+        loop.call_later(0.2, lambda: due.set_result(len(made)))
         raise ToolFailed("busy", retryable=True, wait_s=0.3)
 
-    assert one(under(fake_tool("t", limited), retries=1)).text == "answer"
-    assert seen == [1]
+    async def work() -> None:
+        token = asked_again.set(reason)
+        try:
+            (result,) = await under(fake_tool("t", limited), retries=1).run([ToolCall("t", {})], context())
+        finally:
+            asked_again.reset(token)
+        assert result.text == "answer"
+        assert seen is not None
+        assert await seen == calls
+
+    run(work())
 
 
 @pytest.mark.parametrize("wait_s", [3600.0, math.inf, math.nan])
