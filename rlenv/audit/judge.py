@@ -188,7 +188,7 @@ Varied = Mapping[str, tuple[Asked, Asked]]
 
 
 class _Judge:
-    """Asks the judge for scores, on its scale, `concurrency` at once; `digests` are those of its prompts so far."""
+    """Asks the judge for scores, on its scale, 64 at once; `digests` are those of its prompts so far."""
 
     def __init__(self, environment: Environment, term: Term, *, seed: int) -> None:
         assert isinstance(term.spec, JudgeSpec)

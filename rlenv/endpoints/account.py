@@ -265,13 +265,13 @@ _COUNTS: Final = tuple(one.name for one in fields(ModelUsage) if one.type in ("i
 class Account:
     """Sums by role and model. For one event loop."""
 
-    __slots__ = ("_above", "_barring", "_entries", "barred_s")
+    __slots__ = ("_above", "_barring", "_entries", "_since", "barred_s")
 
     def __init__(self) -> None:
         self._above = _asking.get()
         self.barred_s = 0.0
-        """What the policy waited between tries for a server that bars whoever asks too often, or is not there."""
-        self._barring = 0
+        """Seconds that the policy has waited, between tries, for a server that limits its rate or is away."""
+        self._barring, self._since = 0, 0.0
         self._entries: dict[tuple[str, str, bool], ModelUsage] | None = None
 
     def entries(self) -> tuple[ModelUsage, ...]:
@@ -280,20 +280,20 @@ class Account:
 
     def barred(self, seconds: float) -> str:
         """What kept the policy from its server for a tenth of so many seconds, or longer; "" where nothing did."""
-        barred_s = self.barred_s + (time.monotonic() if self._barring else 0.0)
+        barred_s = self.barred_s + (time.monotonic() - self._since if self._barring else 0.0)
         told = f"limits of rate, or no connection, took {barred_s:.3g} of the episode's {seconds:.3g} s"
         return told if 0.0 < _BARRED_SHARE * seconds <= barred_s else ""
 
     @contextmanager
     def bars(self) -> Iterator[None]:
         """Counts the time of a block in `barred_s`, and that of several at once as one."""
-        self.barred_s -= 0.0 if self._barring else time.monotonic()
+        self._since = self._since if self._barring else time.monotonic()
         self._barring += 1
         try:
             yield
         finally:  # or the time of whoever asks is over meanwhile
             self._barring -= 1
-            self.barred_s += 0.0 if self._barring else time.monotonic()
+            self.barred_s += 0.0 if self._barring else time.monotonic() - self._since
 
     def add(self, usage: ModelUsage) -> None:
         """Adds to the sums of the usage's role and model."""

@@ -301,7 +301,7 @@ def _compile(name: str, spec: StateSpec, context: TermCompileContext) -> Term:
                     return Measured(0.0, f"the state cannot be read: {error}")
                 raise RewardError(f"the state cannot be read: {error}") from error
         if any(said) and (tool := _taken(context)):
-            raise RewardError(f"a process that ended from outside took a call of '{tool}' with it")
+            raise RewardError(f"a call of '{tool}' was lost with its process, which was ended from outside")
         return Measured(float(not any(said)), "; ".join(filter(None, said)))
 
     return Term(name=name, spec=spec, measure_async=measure)

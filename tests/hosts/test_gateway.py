@@ -330,6 +330,12 @@ def test_a_request_at_which_the_server_hangs_is_the_agents_where_another_is_answ
     assert gateway(answer, tmp_path, play, timeout_s=0.1, retries=1)["success"] is (True if is_well else None)
 
 
+async def asks_once(ask: Asks, model: FakeEndpoint) -> Any:
+    seat = await seat_of(ask)
+    await ask("POST", f"{seat['base_url']}/chat/completions", {"messages": seat["messages"]})
+    return await finished(ask, seat)
+
+
 def test_a_model_that_hung_for_a_part_of_an_episodes_time_gives_no_number(tmp_path: Path) -> None:
     firsts: list[Any] = []
 
@@ -337,13 +343,8 @@ def test_a_model_that_hung_for_a_part_of_an_episodes_time_gives_no_number(tmp_pa
         firsts.extend([body] * (body.get("max_tokens") == 1))
         return "Y" if body.get("max_tokens") == 1 and len(firsts) > 1 else await never()
 
-    async def play(ask: Asks, model: FakeEndpoint) -> Any:
-        seat = await seat_of(ask)
-        await ask("POST", f"{seat['base_url']}/chat/completions", {"messages": seat["messages"]})
-        return await finished(ask, seat)
-
     spec = SPEC.replace("turns: 3", "turns: 3, episode_s: 0.8")
-    ended = gateway(answer, tmp_path, play, spec=spec, timeout_s=0.2, retries=9)
+    ended = gateway(answer, tmp_path, asks_once, spec=spec, timeout_s=0.2, retries=9)
     assert (ended["success"], ended["failure"]["reason"]) == (None, "policy")
 
 
@@ -357,13 +358,8 @@ def test_an_episode_of_whose_time_a_limit_of_rate_took_much_has_no_number(tmp_pa
             return Reply(429, headers={"Retry-After": "0.5"})
         return "Y" if body.get("max_tokens") == 1 else await never()
 
-    async def play(ask: Asks, model: FakeEndpoint) -> Any:
-        seat = await seat_of(ask)
-        await ask("POST", f"{seat['base_url']}/chat/completions", {"messages": seat["messages"]})
-        return await finished(ask, seat)
-
     spec = SPEC.replace("turns: 3", "turns: 3, episode_s: 0.8")
-    ended = gateway(answer, tmp_path, play, spec=spec, timeout_s=5.0, retries=1)
+    ended = gateway(answer, tmp_path, asks_once, spec=spec, timeout_s=5.0, retries=1)
     assert (ended["success"], ended["failure"]["reason"]) == (None, "policy")
 
 
