@@ -129,8 +129,7 @@ class OpenAIPolicy:
     def facts(self) -> dict[str, Any]:
         """The model, where it is served and how it is sampled, for a lock."""
         endpoint, given = self._endpoint, self._endpoint.sampling
-        sampling = {name: getattr(given, name) for name in ("temperature", "top_p", "max_tokens")}
-        sampling["extra"] = dict(given.extra)
+        sampling = {**given.model_dump(include={"temperature", "top_p", "max_tokens"}), "extra": dict(given.extra)}
         return {"model": endpoint.model, "host": host_of(endpoint.base_url), "mode": self.mode, "sampling": sampling}
 
     def start(self, context: PolicyContext) -> _Session:
@@ -151,6 +150,10 @@ def _headers(api_key: str | None, given: Mapping[str, str]) -> dict[str, str]:
     if any(name.lower() == "authorization" for name in given):
         raise UsageError("both a key and a header Authorization are given", hint="leave one of the two out")
     return {"Authorization": f"Bearer {api_key}", **given}
+
+
+def _is_full(error: EndpointError) -> bool:
+    return error.is_full or (error.status in REFUSED and _FULL.search(str(error)) is not None)
 
 
 async def beside(request: _Request[_T], endpoint: Endpoint, *, tokens: int = 1, tried: int = 1) -> _T:
@@ -255,7 +258,7 @@ class _Session:
             with counted(self._context.account, "policy"):
                 answer = await self._asked(messages, most, around=around)
         except EndpointError as error:
-            is_full = error.is_full or (error.status in REFUSED and _FULL.search(str(error)) is not None)
+            is_full = _is_full(error)
             if error.is_held or (self._first and (is_full or await self._is_own(error, messages, most))):
                 # Its own words cannot be continued. Were its reward invalid, it could leave out its own sample.
                 self._is_over = not is_full
@@ -271,9 +274,8 @@ class _Session:
             self._before = self._before or usage.prompt_tokens
             self._used = usage.prompt_tokens - self._before + usage.completion_tokens
         action, tokens = answer.message.content if self._is_text else answer.message, answer.tokens
-        if tokens is None:
-            return Sampled(action, answer.finish_reason)
-        return Sampled(action, answer.finish_reason, tokens.ids, tokens.logprobs, tokens.prompt_ids)
+        ids = () if tokens is None else (tokens.ids, tokens.logprobs, tokens.prompt_ids)
+        return Sampled(action, answer.finish_reason, *ids)
 
     async def late(self) -> str:
         """What is wrong with the server that has not answered in the episode's time; "" where it gives first tokens."""
@@ -304,9 +306,9 @@ class _Session:
         return left if self._most is None else min(left, self._most)
 
     async def _is_own(self, error: EndpointError, messages: Sequence[Message], most: int | None) -> bool:
-        """True where a server refuses a conversation for the policy's words in it: it takes the same turns with
-        harmless words in them, and refuses those in which the policy's words alone are kept."""
-        if error.status not in _UNCLEAR:
+        """True where a server refuses the policy's words: it takes the same turns with harmless words in them, and
+        refuses those in which its words alone are kept. Asked once for each, where no more may be asked beside."""
+        if self._asks_beside or error.status not in _UNCLEAR:
             return False
         for keeps_own in (False, True):
             try:
@@ -328,14 +330,14 @@ class _Session:
         try:
             return await written(request, endpoint, self._well)
         except EndpointError as error:
-            is_unclear = error.is_garbled or error.is_cut or error.is_late or error.status not in BARRED | _UNCLEAR
-            if error.is_held or not is_unclear:
+            is_unclear = error.is_garbled or error.is_cut or error.is_late or error.status not in BARRED
+            if error.is_held or not is_unclear or _is_full(error):
                 raise
             failed = error
         took_s = (time.monotonic() - begun) / (tries := endpoint.retries + 1)
         if failed.is_cut and self._first and await self._fells(messages, failed):
             raise EndpointError(f"the server falls over the policy's words: {failed}", is_held=True) from failed
-        is_now = not failed.is_late and await starts(request, endpoint, tried=tries)
+        is_now = not failed.is_late and failed.status not in _UNCLEAR and await starts(request, endpoint, tried=tries)
         if not is_now and not self._first:
             raise failed  # it is the row's words
         very: _Request[Completion] = partial(request, retries=0, tried=tries)

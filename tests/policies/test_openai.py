@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from rlenv.errors import UsageError
 from rlenv.language.spec import SamplingSpec
 from rlenv.messages import MalformedCall, Message, ToolCall
 from rlenv.policies.openai import OpenAIPolicy
+from rlenv.rewards.asking_again import ROUNDS
 from rlenv.testing.endpoint import FakeEndpoint, Reply, never
 from rlenv.trajectory import Trajectory
 from tests.support.judges import falling
@@ -338,7 +340,10 @@ def test_a_server_that_fails_by_chance_has_refused_no_words(make_environment: An
     assert trajectory.reward.total is None
 
 
-def test_a_refusal_that_is_over_when_asked_again_is_no_word_of_the_policys(make_environment: Any) -> None:
+@pytest.mark.parametrize("asks_beside", [True, False])
+def test_a_refusal_that_is_over_when_asked_again_is_no_word_of_the_policys(
+    make_environment: Any, asks_beside: bool
+) -> None:
     refused = 0
 
     def once(body: dict[str, Any]) -> bool:
@@ -346,20 +351,41 @@ def test_a_refusal_that_is_over_when_asked_again_is_no_word_of_the_policys(make_
         refused += 1
         return refused == 1
 
-    trajectory = run(make_environment(), _once_it_spoke(_calls("1"), once), retries=0)
-    assert trajectory.reward.total is None
+    trajectory = run(make_environment(), _once_it_spoke(_calls("1"), once), retries=0, asks_beside=asks_beside)
+    assert trajectory.reward.total == (0.0 if asks_beside else None)
+    assert asks_beside == ("no" in [turn.action for turn in trajectory.turns])  # of a server that is well again
+
+
+@pytest.mark.parametrize("status", [400, 403, 413, 422, 451])
+@pytest.mark.parametrize("every", [2, 3, 4])
+def test_a_part_of_a_server_that_refuses_whatever_it_is_asked_has_refused_no_words(
+    make_environment: Any, every: int, status: int
+) -> None:
+    """Of several replicas behind one address one is set up wrongly: where each has its turn, and where it is drawn."""
+    for draws in (None, *map(random.Random, range(3))):
+        asked = 0
+
+        def is_refused(body: dict[str, Any], draws: random.Random | None = draws) -> bool:
+            nonlocal asked
+            asked += 1
+            return asked % every == 1 if draws is None else draws.random() < 1 / every
+
+        with paused_for(0.0):
+            found = run(make_environment(), _once_it_spoke(_calls("1330+3"), is_refused, status), retries=0)
+        well = [turn.action for turn in found.turns][1:] == ["no"]
+        assert found.reward.total == (0.0 if well else None)
 
 
 def test_an_episode_of_refused_words_asks_no_more(make_environment: Any) -> None:
-    asked = 0
+    refused = 0
 
     def is_refused(body: dict[str, Any]) -> bool:
-        nonlocal asked
-        asked += 1
-        return "666" in _texts(body, "assistant")
+        nonlocal refused
+        refused += (is_own := "666" in _texts(body, "assistant"))
+        return is_own
 
     run(make_environment(), _once_it_spoke(_calls("666"), is_refused), retries=0)
-    assert asked == 3  # the turn, with harmless words, with its own words alone
+    assert refused == ROUNDS + 2  # the turn, in turn with harmless words, and with its own words alone
 
 
 @pytest.mark.parametrize("is_own", [True, False])
