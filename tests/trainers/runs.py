@@ -14,10 +14,37 @@ from typing import Any
 import torch
 import yaml
 
+from rlenv.runs.folder import Attempt
 from rlenv_verl.export import LATEST
+from rlenv_verl.run import Run, SpecEntry
 from tests.trainers.conftest import quiet
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def unstarted(folder: Path, *, model: str, attempts: tuple[Attempt, ...] = ()) -> Run:
+    """A run of one spec, of which nothing is written."""
+    return Run(
+        folder=folder,
+        specs=(SpecEntry("toy", "rlenv/toy-v0", "toy.yaml", {}, 1.0),),
+        preset="gpu",
+        algorithm="grpo",
+        mode="sync",
+        seed=0,
+        shuffled_rewards=False,
+        model=model,
+        train_split="train",
+        validation_split="test",
+        validation_tasks=1,
+        modes=("greedy",),
+        time_limit_s=None,
+        ray_address=None,
+        validation_only=False,
+        cwd=str(folder),
+        overrides=(),
+        environment={},
+        attempts=attempts,
+    )
 
 
 def load(folder: Path) -> Any:

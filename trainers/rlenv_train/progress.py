@@ -1,7 +1,7 @@
 """The progress of a run for people: its stage, what it waits for, a time limit, and its curves.
 
-The starts of a trainer that make up one run, the end of each, and files that are written whole or not at all. The
-order of tasks that follows what was measured of them.
+What any run of veRL's trainers keeps in its folder: its starts, the end of each, and files that are written whole or
+not at all. The order of tasks that follows what was measured of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Self
 
 import orjson
 
@@ -27,7 +27,9 @@ from rlenv.cli.console import Console
 from rlenv.errors import UsageError
 from rlenv.runs.folder import STOP, Attempt, RunInfo, State, write_info
 from rlenv.runs.locks.files import kept_command
+from rlenv.runs.locks.lock import Lock
 from rlenv_train.keeping import KeptEpisodes, read_waits, wait_line
+from rlenv_train.launch import STATES, How
 
 _PATIENCE_S = 10.0
 _MOST_PATIENCE_S = 60.0
@@ -191,35 +193,6 @@ def plot_png(curves: Mapping[str, Sequence[tuple[int, float]]], path: Path, *, t
     figure.savefig(path, dpi=144)
 
 
-def metrics_of(folder: Path, attempt: Attempt) -> Path:
-    """The file of veRL's own metrics in the run's folder: its file logger begins an empty one at each start."""
-    return folder / "attempts" / f"metrics-{attempt.number}.jsonl"
-
-
-class _Run(Protocol):
-    @property
-    def folder(self) -> Path: ...
-    @property
-    def attempts(self) -> tuple[Attempt, ...]: ...
-    def save(self) -> None: ...
-
-
-_R = TypeVar("_R", bound=_Run)
-
-
-def begin_attempt(run: _R, from_step: int, *, locks: Mapping[str, str] | None = None) -> _R:
-    """The run with one more attempt that is running, kept in run.json.
-
-    `locks` are the hashes of what its environments are made of.
-    """
-    attempt = Attempt.begun(len(run.attempts) + 1, from_step, locks=locks)
-    known: Any = run
-    begun: _R = dataclasses.replace(known, attempts=(*run.attempts, attempt), state="running", ended=0.0)
-    metrics_of(run.folder, attempt).parent.mkdir(parents=True, exist_ok=True)
-    begun.save()
-    return begun
-
-
 @contextlib.contextmanager
 def driving(folder: Path, unprepared: RunInfo | None = None, *, attempts: int | None = None) -> Iterator[None]:
     """For as long as this process drives a run in `folder`, which it has locked.
@@ -267,78 +240,144 @@ def _save(folder: Path, fields: Mapping[str, Any]) -> None:
 _VERSION = 2
 
 
-def write_run(
-    run: _Run, *, kind: str, specs: Iterable[str], environments: Iterable[str], policy: str, facts: Sequence[str]
-) -> None:
-    """Write run.json, whole or not at all: what any run's says (`RunInfo`), and the fields of this run's class.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerRun:
+    """A run of veRL's trainers in its folder: everything that starts it again. Paths are absolute.
 
-    Args:
-        run: a dataclass with `command` and `environment`; its folder is left out, since it may move.
-        facts: those of its fields that say more of it to whoever lists runs.
+    `overrides` are all of veRL's, as one list in Hydra's syntax, `environment` is the environment variables of its
+    processes, and `cwd` where relative paths of the command line are relative to. `command` is the command line of the
+    last attempt, `state` what has become of that, and `ended` when, in seconds since the epoch (0.0: it has not).
     """
-    known: Any = run
-    own = dataclasses.asdict(known)
-    del own["folder"]
-    # Any run's `environment` is what was played in; the variables have stood under that name here.
-    variables = own.pop("environment")
-    common = {
-        "kind": kind,
-        "command": list(kept_command(known.command)),
-        "spec": ", ".join(specs),
-        "environment": ", ".join(environments),
-        "policy": policy,
-        "facts": {name: own[name] for name in facts},
-    }
-    fields = {"version": _VERSION, **own, **common, "variables": variables}
-    _save(run.folder, fields)
+
+    MADE_BY: ClassVar[str]
+    """The command that makes such runs."""
+    KINDS: ClassVar[tuple[str, ...]]
+    FACTS: ClassVar[tuple[str, ...]]
+    """Of its fields, those that say more of it to whoever lists runs."""
+
+    folder: Path
+    preset: str
+    model: str
+    seed: int
+    time_limit_s: float | None
+    cwd: str
+    overrides: tuple[str, ...]
+    environment: Mapping[str, str]
+    attempts: tuple[Attempt, ...] = ()
+    command: tuple[str, ...] = ()
+    state: State = "stopped"
+    ended: float = 0.0
+
+    @property
+    def metrics(self) -> Path:
+        """veRL's figures over all attempts, one line a step and, of supervised rows, one a validation."""
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """veRL's checkpoints, one folder a step."""
+        return self.folder / "checkpoints"
+
+    def metrics_of(self, attempt: Attempt) -> Path:
+        """The file of veRL's own metrics: its file logger begins an empty one at each start."""
+        return self.folder / "attempts" / f"metrics-{attempt.number}.jsonl"
+
+    def merge_metrics(self) -> None:
+        """Write `metrics` from what the attempts logged, without the steps that a later one trained anew."""
+        lines: list[bytes] = []
+        for index, attempt in enumerate(self.attempts):
+            until = min((later.from_step for later in self.attempts[index + 1 :]), default=None)
+            lines += _lines_until(self.metrics_of(attempt), until)
+        _write_whole(self.metrics, b"".join(lines))
+
+    def begun(self, from_step: int, *, locks: Mapping[str, Lock] | None = None) -> Self:
+        """The run with one more attempt that is running, kept in run.json.
+
+        `locks` are what its episodes are made of, by environment; they are kept in the run's folder.
+        """
+        hashes = {environment: lock.write(self.folder).stem for environment, lock in (locks or {}).items()}
+        attempt = Attempt.begun(len(self.attempts) + 1, from_step, locks=hashes)
+        begun = dataclasses.replace(self, attempts=(*self.attempts, attempt), state="running", ended=0.0)
+        self.metrics_of(attempt).parent.mkdir(parents=True, exist_ok=True)
+        begun.save()
+        return begun
+
+    def ends(self, how: How, summary: Mapping[str, Any]) -> None:
+        """Write summary.json, and what has become of the run into run.json."""
+        (self.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+        dataclasses.replace(self, state=STATES[how], ended=time.time()).save()
+
+    def save(self) -> None:
+        """Write run.json, whole or not at all."""
+        raise NotImplementedError
+
+    def write(self, *, kind: str, specs: Iterable[str], environments: Iterable[str]) -> None:
+        """Write run.json: what any run's says (`RunInfo`), and the fields of this run's class.
+
+        The folder is left out, since it may move.
+        """
+        own = dataclasses.asdict(self)
+        del own["folder"]
+        # Any run's `environment` is what was played in; the variables have stood under that name here.
+        variables = own.pop("environment")
+        common = {
+            "kind": kind,
+            "command": list(kept_command(self.command)),
+            "spec": ", ".join(specs),
+            "environment": ", ".join(environments),
+            "policy": self.model,
+            "facts": {name: own[name] for name in self.FACTS},
+        }
+        _save(self.folder, {"version": _VERSION, **own, **common, "variables": variables})
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """The run that a folder holds.
+
+        Raises:
+            UsageError: it holds none of this command, or one that another version wrote.
+        """
+        return cls(**cls.read(folder))
+
+    @classmethod
+    def read(cls, folder: Path) -> dict[str, Any]:
+        """The fields that `write` wrote, lists as tuples, and the folder; raises as `load` does."""
+        folder = folder.resolve()
+        fields = _fields(folder)
+        if not fields or fields.pop("kind", cls.KINDS[0]) not in cls.KINDS:
+            inside = sorted(str(item.parent.name) for item in folder.glob("*/run.json")) if folder.is_dir() else []
+            hint = f"did you mean {folder / inside[-1]}?" if inside else f"give the folder of one of `{cls.MADE_BY}`"
+            why = "another command's run.json is in it" if fields else "there is no run.json in it"
+            raise UsageError(f"{folder} holds no run of `{cls.MADE_BY}` ({why})", hint=hint)
+        version = fields.pop("version", None)
+        if version is None and "format" in fields:
+            raise UsageError(f"the run in {folder} ended before it was prepared", hint="start it again")
+        if version != _VERSION:
+            raise UsageError(f"{folder / 'run.json'} was written by another version of rlenv", hint="start a new run")
+        fields["environment"] = fields.pop("variables")
+        for name in ("spec", "policy", "facts"):
+            del fields[name]
+        fields["attempts"] = tuple(Attempt(**entry) for entry in fields["attempts"])
+        own = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+        return {**own, "folder": folder}
 
 
-def read_run(folder: Path, *, kinds: Sequence[str], command: str) -> dict[str, Any]:
-    """The fields that `write_run` wrote of a run of these kinds, lists as tuples, and its folder.
-
-    Args:
-        command: the command that makes such runs.
-
-    Raises:
-        UsageError: there is no such run, or another version wrote it.
-    """
-    folder = folder.resolve()
-    fields = _fields(folder)
-    if not fields or fields.pop("kind", kinds[0]) not in kinds:
-        inside = sorted(str(item.parent.name) for item in folder.glob("*/run.json")) if folder.is_dir() else []
-        hint = f"did you mean {folder / inside[-1]}?" if inside else f"give the folder of one of `{command}`"
-        why = "another command's run.json is in it" if fields else "there is no run.json in it"
-        raise UsageError(f"{folder} holds no run of `{command}` ({why})", hint=hint)
-    version = fields.pop("version", None)
-    if version is None and "format" in fields:
-        raise UsageError(f"the run in {folder} ended before it was prepared", hint="start it again")
-    if version != _VERSION:
-        raise UsageError(f"{folder / 'run.json'} was written by another version of rlenv", hint="start a new run")
-    fields["environment"] = fields.pop("variables")
-    for name in ("spec", "policy", "facts"):
-        del fields[name]
-    fields["attempts"] = tuple(Attempt(**entry) for entry in fields["attempts"])
-    own = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
-    return {**own, "folder": folder}
-
-
-def merge_metrics(folder: Path, attempts: Sequence[Attempt]) -> None:
-    """Write a run's metrics.jsonl from what the attempts logged, without the steps that a later one trained anew."""
-    lines: list[bytes] = []
-    for index, attempt in enumerate(attempts):
-        path = metrics_of(folder, attempt)
-        until = min((later.from_step for later in attempts[index + 1 :]), default=None)
-        for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else ():  # without one that was cut
-            if line.strip() and (until is None or orjson.loads(line)["step"] <= until):
-                lines.append(line + b"\n")
-    _write_whole(folder / "metrics.jsonl", b"".join(lines))
+def entries_of(path: Path) -> list[dict[str, Any]]:
+    """The entries of a file of lines, without the rest of one that is being written; none where there is no file."""
+    return [json.loads(line) for line in _lines_until(path, None)]
 
 
 def cut_after(path: Path, step: int) -> None:
     """Takes out of a file of lines those of later steps, which are done again, and the rest of one that was cut."""
     if path.exists():
-        lines = path.read_bytes().split(b"\n")[:-1]
-        _write_whole(path, b"".join(line + b"\n" for line in lines if json.loads(line)["step"] <= step))
+        _write_whole(path, b"".join(_lines_until(path, step)))
+
+
+def _lines_until(path: Path, step: int | None) -> list[bytes]:
+    """The whole lines of a file up to a step's, or all."""
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    whole = [line + b"\n" for line in lines if line.strip()]
+    return [line for line in whole if step is None or json.loads(line)["step"] <= step]
 
 
 def _write_whole(path: Path, content: bytes) -> None:
@@ -378,8 +417,8 @@ class Curriculum:
         """The places of the rows that a step asks, where rows in their order would be those at `places`."""
         sums: dict[Asked, Counter[str]] = defaultdict(Counter)
         steps: dict[int, list[Asked]] = defaultdict(list)
-        for line in self._trained.read_bytes().splitlines() if self._trained.exists() else ():
-            entry = orjson.loads(line)
+        for line in _lines_until(self._trained, None):
+            entry = orjson.loads(line)  # the list is long, and read before each step
             row = entry["spec"], entry["task"]
             steps[entry["step"]].append(row)
             sums[row].update({name: entry[name] for name in ("success", "reward", "valid")})

@@ -18,6 +18,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,12 @@ def spec_and_overrides(items: Sequence[str]) -> tuple[list[str], list[str]]:
     """Positional arguments as paths or names, and as overrides: what holds a `=` and is no path that exists."""
     specs = [item for item in items if "=" not in item or Path(item).exists()]
     return specs, [item for item in items if item not in specs]
+
+
+def run_folder(output: Path | None, specs: Sequence[TrainedSpec], *, kind: str = "") -> Path:
+    """The folder of a new run: the one that was asked for, or one of its own in `runs`."""
+    name = "-".join(spec.name for spec in specs)
+    return (output or Path("runs") / f"{kind}{name}-{datetime.now():%Y%m%d-%H%M%S}").resolve()
 
 
 def load_specs(

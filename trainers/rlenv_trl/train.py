@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, fields, replace
-from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -27,15 +26,16 @@ from rlenv.runs.folder import STOP, Attempt, RunInfo, is_run, read_info, write_i
 from rlenv.runs.locks.lock import lock_of
 from rlenv.runs.pack import seal_abandoned
 from rlenv_train.keeping import KEEP_GB, Keeper, KeptEpisodes
-from rlenv_train.progress import cut_after, driving, plot_text
-from rlenv_train.specs import TrainedSpec, load_specs, read_override, spec_and_overrides
+from rlenv_train.progress import cut_after, driving, entries_of, plot_text
+from rlenv_train.specs import TrainedSpec, load_specs, read_override, run_folder, spec_and_overrides
 from rlenv_trl.rollout import Rollout, rlenv_reward
+from rlenv_verl.run.inputs import options_of, refuse_fixed
 from rlenv_verl.run.model import first_model
 
 _SETTINGS: Final = yaml.safe_load(Path(__file__).with_name("settings.yaml").read_text(encoding="utf-8"))
 RUN: Final[Mapping[str, Any]] = {**_SETTINGS["run"], "keep_gb": KEEP_GB}
 """What rlenv itself decides; `run.KEY=VALUE` replaces one."""
-_OF_THE_RUN: Final = ("items", "set", "model", "chat_template", "seed", "shuffle_rewards", "output", "validation_tasks")
+_OF_THE_RUN: Final = ("set", "model", "chat_template", "seed", "shuffle_rewards", "output", "validation_tasks")
 """Options that `--resume` does not take: they would make another run of it."""
 
 
@@ -58,8 +58,7 @@ def train(arguments: argparse.Namespace, console: Console) -> int:
         raise UsageError("name the spec to train on: rlenv train SPEC --trainer trl")
     asked = _asked(arguments, items)
     specs = load_specs(sources, set=arguments.set)
-    name = "-".join(spec.name for spec in specs)
-    folder = (arguments.output or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}").resolve()
+    folder = run_folder(arguments.output, specs)
     if _leads() and ((folder / "metrics.jsonl").exists() or is_run(folder)):
         raise UsageError(f"{folder} holds a run already", hint=f"choose another with -o, or --resume {folder}")
     config = config_of(trl, asked.keys, folder=folder, seed=asked.seed, on_cpu=_on_cpu())
@@ -221,9 +220,7 @@ def _resumed(trl: Any, arguments: argparse.Namespace, console: Console) -> int:
         UsageError: the folder has no run of TRL, none of its checkpoints, or an option would make another run of it.
     """
     folder = arguments.resume.resolve()
-    if given := [f"--{name.replace('_', '-')}" for name in _OF_THE_RUN if getattr(arguments, name)]:
-        given = [("SPEC and key=value" if one == "--items" else one) for one in given]
-        raise UsageError("--resume goes on with the run's own settings", hint=f"leave out {', '.join(given)}")
+    refuse_fixed([*(["SPEC and key=value"] if arguments.items else []), *options_of(arguments, _OF_THE_RUN)])
     info = read_info(folder)
     if info is None or "asked" not in info.facts:
         raise UsageError(f"{folder} holds no run of TRL", hint="leave out --trainer trl for one of veRL")
@@ -360,8 +357,7 @@ def _follower(folder: Path, console: Console, *, limit_s: float | None) -> Any:
 def curves_of(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """Success and reward of each spec by step, in training and held out, over all attempts."""
     found: dict[str, dict[int, float]] = {}
-    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-        entry = json.loads(line)
+    for entry in entries_of(folder / "metrics.jsonl"):
         for label, value in figures(entry["data"]):
             found.setdefault(label, {})[entry["step"]] = value
     return {label: sorted(points.items()) for label, points in found.items()}

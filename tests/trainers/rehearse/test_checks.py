@@ -14,8 +14,9 @@ import pytest
 from rlenv.runs.folder import Attempt
 from rlenv.runs.schema import Facts
 from rlenv_verl.rehearse import Evidence, check_run
-from rlenv_verl.run import Run, SpecEntry
+from rlenv_verl.run import Run
 from tests.support.kept import keep
+from tests.trainers.runs import unstarted
 
 BATCH, GROUP, PROMPT, RESPONSE = 2, 2, 8, 16
 RANKS = 2  # each of which trains and has a rollout server
@@ -76,9 +77,7 @@ def in_order() -> Left:
 def written(folder: Path, left: Left) -> Run:
     """The run's folder: checkpoints as veRL lays them out, and a held-out episode a validation."""
     attempts = (Attempt(1, 0), Attempt(2, left.from_step))
-    spec = SpecEntry("toy", "rlenv/toy-v0", "toy.yaml", {}, 1.0)
-    run = Run(folder, (spec,), "gpu", "grpo", "sync", 0, False, "model", "train", "test", 1, ("greedy",), None, None,
-              False, str(folder), (), {}, attempts=attempts)  # fmt: skip
+    run = unstarted(folder, model="model", attempts=attempts)
     for step in (0, 1, 2):
         keep(run.folder, 1, facts=Facts(step=step, mode="greedy"))
     (run.folder / "config.yaml").write_text(json.dumps({"actor_rollout_ref": {"model": {"path": "model"}}}))

@@ -17,7 +17,7 @@ from rlenv.runs.folder import open_run, read_info
 from rlenv.runs.locks.lock import Lock, locks_of
 from rlenv.runs.schema import Facts
 from rlenv_train.keeping import Keeper
-from rlenv_verl.run import Run, attempt_locks, begun, changed_lines
+from rlenv_verl.run import Run, attempt_locks, changed_lines
 from rlenv_verl.run.resume import resumed, validation_of
 from rlenv_verl.run.train import main
 from rlenv_verl.settings import compose
@@ -128,7 +128,7 @@ def test_weights_count_by_their_content(run: Run) -> None:
 @pytest.mark.slow
 def test_every_row_names_the_lock_of_its_own_environment(run: Run) -> None:
     made = locks(run)
-    begun(run, 0, locks=made)
+    run.begun(0, locks=made)
     assert set(locks_of(run.folder)) == {lock.hash12 for lock in made.values()}
     info = read_info(run.folder)
     assert info is not None
@@ -143,7 +143,7 @@ def test_every_row_names_the_lock_of_its_own_environment(run: Run) -> None:
 
 @pytest.mark.slow
 def test_a_resumed_attempt_says_what_else_it_goes_on_with(run: Run) -> None:
-    begun_run = begun(run, 0, locks=locks(run))
+    begun_run = run.begun(0, locks=locks(run))
     checkpoint(run, 3)
     again, _ = resumed(begun_run)
     assert again.attempts[0].lock != again.attempts[1].lock  # of another step
@@ -160,9 +160,9 @@ def test_a_resumed_attempt_says_what_else_it_goes_on_with(run: Run) -> None:
 
 @pytest.mark.slow
 def test_what_an_attempt_before_had_not_recorded_is_no_difference(run: Run) -> None:
-    begun_run = begun(run, 0)
+    begun_run = run.begun(0)
     assert begun_run.attempts[0].lock == ""
-    assert list(changed_lines(begun(begun_run, 0, locks=locks(run)))) == []
+    assert list(changed_lines(begun_run.begun(0, locks=locks(run)))) == []
 
 
 @pytest.mark.slow

@@ -23,12 +23,12 @@ from rlenv.web.episode import token_rows
 from rlenv.web.shelf import Shelf
 from rlenv_train.keeping import Keeper, KeptEpisodes
 from rlenv_train.progress import plot_png, plot_text
-from rlenv_verl.run import Run, SpecEntry
 from rlenv_verl.run.figures import MetricsFile, figures_of, merged, series, without_failures
 from rlenv_verl.run.inputs import training_rows, validation_rows
 from rlenv_verl.settings import compose
 from rlenv_verl.settings.presets import flatten, load_preset, override
 from tests.support.kept import episode, keep
+from tests.trainers.runs import unstarted
 
 SOURCES = {"greedy": "toy/test/greedy"}
 
@@ -224,9 +224,7 @@ def test_the_tokens_of_a_training_run_are_shown_as_its_policy_reads_them(tmp_pat
     folder, tokenizer = tmp_path / "run", small_tokenizer()
     (folder / "model").mkdir(parents=True)
     tokenizer.save(str(folder / "model" / "tokenizer.json"))
-    entry = SpecEntry("toy", "toy-v1", "toy.yaml", {}, 1.0)
-    Run(folder, (entry,), "cpu", "grpo", "sync", 0, False, str(folder / "model"), "train", "test", 1, ("greedy",),
-        None, None, False, str(tmp_path), (), {}).save()  # fmt: skip
+    unstarted(folder, model=str(folder / "model")).save()
     ids = tokenizer.encode("What is 2 + 2?").ids
     (id,) = keep(folder, 1, facts=Facts(step=1, mode="train", tokens=(Tokens(ids[:2], ids[2:], [1] * len(ids[2:])),)))
     if is_moved:

@@ -16,9 +16,8 @@ from rlenv.runs.folder import open_run, read_info
 from rlenv.runs.reader import RunReader
 from rlenv.runs.schema import Facts, Mode
 from rlenv_train.keeping import Keeper
-from rlenv_train.progress import merge_metrics, metrics_of
 from rlenv_verl.export import last_checkpoint
-from rlenv_verl.run import Run, begun, forget_after, locked
+from rlenv_verl.run import Run, forget_after, locked
 from rlenv_verl.run.figures import MetricsFile, merged
 from rlenv_verl.run.resume import resumed, validation_of
 from rlenv_verl.run.train import main
@@ -36,7 +35,7 @@ def checkpoint(run: Path, step: int, *, is_named: bool = True) -> Path:
 
 
 def log(run: Run, number: int, steps: dict[int, float], *, validated: tuple[int, ...] = ()) -> None:
-    path = metrics_of(run.folder, run.attempts[number - 1])
+    path = run.metrics_of(run.attempts[number - 1])
     with path.open("ab") as file:
         for step, reward in steps.items():
             data = {"critic/score/mean": reward, "timing_s/step": 1.0} if step else {}
@@ -64,7 +63,7 @@ def prepared(tmp_path: Path) -> Run:
     """A run of 9 steps as a dry run leaves it, with its first attempt begun."""
     arguments = ["--steps", "9", "--save-every", "3", "--set", "limits.turns=2", "trainer.test_freq=3"]
     assert main(["arithmetic", "--dry-run", "-o", str(tmp_path / "run"), *arguments]) == 0
-    return begun(Run.load(tmp_path / "run"), 0)
+    return Run.load(tmp_path / "run").begun(0)
 
 
 @pytest.mark.slow
@@ -149,11 +148,11 @@ def test_a_finished_run_says_how_to_go_further(prepared: Run) -> None:
 @pytest.mark.slow
 def test_steps_that_are_trained_anew_are_counted_once(prepared: Run) -> None:
     log(prepared, 1, {0: 0.0, 1: 0.1, 2: 0.2, 3: 0.3, 4: 9.0, 5: 9.0}, validated=(0, 3))
-    run = begun(prepared, 3)
+    run = prepared.begun(3)
     log(run, 2, {4: 0.4, 5: 0.5, 6: 8.0})
-    run = begun(run, 5)
+    run = run.begun(5)
     log(run, 3, {6: 0.6})
-    merge_metrics(run.folder, run.attempts)
+    run.merge_metrics()
     steps = merged(list(MetricsFile(run.metrics, run.sources).new()))
     assert [entry.reward for entry in steps] == [None, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
     assert [entry.step for entry in steps if entry.success] == [0, 3]
@@ -162,11 +161,11 @@ def test_steps_that_are_trained_anew_are_counted_once(prepared: Run) -> None:
 @pytest.mark.slow
 def test_a_repeated_validation_keeps_the_figures_of_training(prepared: Run) -> None:
     log(prepared, 1, {3: 0.3})
-    run = begun(prepared, 3)
+    run = prepared.begun(3)
     source = run.sources["greedy"]
     entry = {"step": 3, "data": {f"val-aux/{source}/success/mean@1": 0.75}}
-    metrics_of(run.folder, run.attempts[1]).write_bytes(orjson.dumps(entry) + b"\n")
-    merge_metrics(run.folder, run.attempts)
+    run.metrics_of(run.attempts[1]).write_bytes(orjson.dumps(entry) + b"\n")
+    run.merge_metrics()
     (step,) = merged(list(MetricsFile(run.metrics, run.sources).new()))
     assert (step.reward, step.success) == (0.3, {"greedy": 0.75})
 
@@ -174,9 +173,9 @@ def test_a_repeated_validation_keeps_the_figures_of_training(prepared: Run) -> N
 @pytest.mark.slow
 def test_a_line_that_was_cut_is_no_step(prepared: Run) -> None:
     log(prepared, 1, {1: 0.1})
-    with metrics_of(prepared.folder, prepared.attempts[0]).open("ab") as file:
+    with prepared.metrics_of(prepared.attempts[0]).open("ab") as file:
         file.write(b'{"step": 2, "da')
-    merge_metrics(prepared.folder, prepared.attempts)
+    prepared.merge_metrics()
     assert prepared.metrics.read_bytes().count(b"\n") == 1
 
 

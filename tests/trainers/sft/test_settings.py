@@ -13,7 +13,6 @@ from rlenv.collect import read_data
 from rlenv.errors import UsageError
 from rlenv.runs.folder import read_info
 from rlenv_train.launch import Ending
-from rlenv_train.progress import begin_attempt
 from rlenv_verl.settings import sft_preset_names
 from rlenv_verl.settings.presets import load_sft_preset
 from rlenv_verl.sft import HELD_OUT, RowsDataset, SftRun, compose_sft, read_steps
@@ -67,7 +66,7 @@ def test_a_dry_run_says_the_command_and_starts_nothing(
 def test_run_json_says_what_any_runs_does_and_gives_the_run_back(
     data: Path, tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = begin_attempt(planned(data, tiny_folder, tmp_path / "out"), 0)
+    run = planned(data, tiny_folder, tmp_path / "out").begun(0)
     assert SftRun.load(run.folder) == run
     info = read_info(run.folder)
     assert info is not None

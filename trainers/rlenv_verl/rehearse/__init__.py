@@ -8,7 +8,6 @@ of a rehearsal stand here by name, each from the files that the run left.
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections import Counter
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlenv_train.keeping import KeptEpisodes
+from rlenv_train.progress import entries_of
 from rlenv_verl.export import find_checkpoints
 from rlenv_verl.run import Run
 
@@ -118,17 +118,17 @@ class Evidence:
     def of(cls, run: Run, config: Mapping[str, Any], *, accounts: Path, before: int) -> Evidence:
         """As it stands in the run's folder, and in the folder of its processes' accounts."""
         figures: dict[int, dict[str, Any]] = {}
-        for entry in _lines([run.metrics]):
+        for entry in entries_of(run.metrics):
             figures.setdefault(int(entry["step"]), {}).update(entry["data"])
         return cls(
             run,
             config,
             before,
             samples=_lines(sorted(accounts.glob("samples.*.jsonl"))),
-            arrived=_lines([accounts / "arrived.jsonl"]),
+            arrived=entries_of(accounts / "arrived.jsonl"),
             weights=_lines(sorted(accounts.glob("weights.*.jsonl"), key=lambda path: path.stat().st_mtime_ns)),
             figures=figures,
-            trained=_lines([run.trained]),
+            trained=entries_of(run.trained),
         )
 
     @property
@@ -159,11 +159,7 @@ class Evidence:
 
 
 def _lines(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    for path in paths:
-        if path.is_file():
-            found += [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
-    return found
+    return [entry for path in paths for entry in entries_of(path)]
 
 
 def check_run(evidence: Evidence, *, digests: Mapping[int, str], rows: Mapping[str, tuple[int, int]]) -> list[Check]:

@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,15 @@ from rlenv.cli.console import Console
 from rlenv.errors import UsageError
 from rlenv.preflight import Preflight, lines_of
 from rlenv_train.launch import Ending, Peak, ending_lines, watched
-from rlenv_train.progress import driving
-from rlenv_train.specs import TrainedSpec
+from rlenv_train.progress import driving, entries_of
+from rlenv_train.specs import TrainedSpec, run_folder
 from rlenv_verl.export import find_checkpoints
 from rlenv_verl.loop import told_at_the_end
 from rlenv_verl.rehearse import Check, Evidence, check_run
 from rlenv_verl.rehearse.model import RehearsalModel, make_model, register
-from rlenv_verl.run import attempt_locks, begun, locked
+from rlenv_verl.run import attempt_locks, locked
 from rlenv_verl.run.figures import StepFigures
+from rlenv_verl.run.inputs import options_of
 from rlenv_verl.run.preflight import config_of, look
 from rlenv_verl.run.prepare import Plan, RunSettings, asked_for, plan_of, prepare
 from rlenv_verl.run.resume import resumed, summarise
@@ -85,7 +85,7 @@ RunPlan = Callable[..., tuple[Ending, list[StepFigures]]]
 _LOOP = "rlenv_verl.rehearse.loop.RehearsalLoop"
 _MARK = "RLENV_REHEARSAL_MARK"
 _FOLDER = "RLENV_REHEARSAL"
-_REFUSED = ("resume", "eval", "dry_run", "shuffle_rewards", "save_every")
+_REFUSED = ("resume", "eval", "dry_run", "shuffle_rewards", "save_every", "ray_address")
 
 
 @dataclasses.dataclass(slots=True)
@@ -113,12 +113,9 @@ def rehearse(arguments: argparse.Namespace, console: Console, *, run_plan: RunPl
     Raises:
         UsageError: arguments that a rehearsal does not take, or settings that no run could have.
     """
-    given = [f"--{name.replace('_', '-')}" for name in _REFUSED if getattr(arguments, name)]
-    if given or arguments.ray_address:
-        raise UsageError(
-            "--rehearse runs on this machine from the beginning",
-            hint=f"leave out {', '.join(given or ['--ray-address'])}",
-        )
+    if given := options_of(arguments, _REFUSED):
+        hint = f"leave out {', '.join(given)}"
+        raise UsageError("--rehearse runs on this machine from the beginning", hint=hint)
     register()  # the trained policy is read here too
     stages = _Stages()
     mark = uuid4().hex
@@ -189,9 +186,7 @@ def _prepared(arguments: argparse.Namespace, mark: str) -> _Scene:
     specs, preset, overrides = asked_for(arguments, preset="gpu", without=without)
     if preset.mode != "sync":
         raise UsageError(f"--rehearse plays the mode sync; the mode {preset.mode} cannot be rehearsed")
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    name = "-".join(spec.name for spec in specs)
-    folder = (arguments.output or Path("runs") / f"rehearsal-{preset.name}-{name}-{stamp}").resolve()
+    folder = run_folder(arguments.output, specs, kind=f"rehearsal-{preset.name}-")
     if (folder / "run.json").exists():
         raise UsageError(f"{folder} holds a run already", hint="choose another folder with -o")
     model = None if arguments.model in (None, "tiny") else str(arguments.model)
@@ -276,7 +271,7 @@ def _played(
     limit = arguments.time_limit or float("inf")
     started = time.monotonic()
     locks = attempt_locks(scene.plan.run, scene.plan.config, from_step=0)
-    plan = dataclasses.replace(scene.plan, run=begun(scene.plan.run, 0, locks=locks))
+    plan = dataclasses.replace(scene.plan, run=scene.plan.run.begun(0, locks=locks))
     with stages.timed("veRL, from the beginning"):
         ending, steps = run_plan(plan, console, time_limit_s=limit, lock=lock)
     if ending.how == "finished":
@@ -324,9 +319,8 @@ def _held_out(environment: Any, run: Mapping[str, Any]) -> int:
 
 def _report(scene: _Scene, stages: _Stages, peak: Peak, checks: Sequence[Check]) -> dict[str, Any]:
     folder = scene.plan.run.folder
-    attempts = [json.loads(line) for path in [folder / "metrics.jsonl"] if path.is_file() for line in path.open()]
     phases: dict[str, float] = {}
-    for entry in attempts:
+    for entry in entries_of(scene.plan.run.metrics):
         for name, value in entry["data"].items():
             part = name.removeprefix("timing_s/")
             if part != name and part in _PHASES:

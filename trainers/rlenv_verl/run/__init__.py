@@ -13,18 +13,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import yaml
 
 from rlenv.episodes.environment import load
 from rlenv.errors import RlenvError, UsageError
-from rlenv.runs.folder import STOP, Attempt, State
+from rlenv.runs.folder import STOP
 from rlenv.runs.locks.files import Say, digest_of, tree_sha256
 from rlenv.runs.locks.lock import FOLDER, Lock, diff, lock_of, read_lock
 from rlenv.tasks.rows import STEP_SEEDS
 from rlenv.tokens.bound import load_tokenizer
-from rlenv_train.progress import begin_attempt, cut_after, read_run, write_run
+from rlenv_train.progress import TrainerRun, cut_after
 from rlenv_verl.export import step_folders
 
 if TYPE_CHECKING:
@@ -44,44 +44,37 @@ class SpecEntry:
     weight: float
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Everything that starts a run again. Paths are absolute.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run(TrainerRun):
+    """A run of `rlenv train`; what any run has, see `TrainerRun`.
 
-    `overrides` are all of veRL's, as one list in Hydra's syntax; `environment` is the environment variables that the
-    preset, the shell and the command line decided on, and `pinned` names those of the command line;
-    `cwd` is where relative paths of the command line are relative to. `modes` are those of the validation. `history` is
-    what becomes of turns that the chat template would write otherwise later (`run.history`). `given` is what `model`
-    was made of, such as `package:NAME`; "" where nothing was made. `command` is the command line of the last attempt,
-    `state` what has become of that, and `ended` when, in seconds since the epoch (0.0: it has not).
+    `environment` is what the preset, the shell and the command line decided on, and `pinned` names those of the command
+    line. `modes` are those of the validation. `history` is what becomes of turns that the chat template would write
+    otherwise later (`run.history`). `given` is what `model` was made of, such as `package:NAME`; "" where nothing was
+    made.
     """
 
-    folder: Path
+    MADE_BY: ClassVar = "rlenv train"
+    KINDS: ClassVar = ("train", "eval")
+    FACTS: ClassVar = (
+        *("preset", "algorithm", "mode", "seed"),
+        *("train_split", "validation_split", "validation_tasks"),
+    )
+
     specs: tuple[SpecEntry, ...]
-    preset: str
     algorithm: str
     mode: str
-    seed: int
     shuffled_rewards: bool
-    model: str
     train_split: str
     validation_split: str
     validation_tasks: int
     modes: tuple[Mode, ...]
-    time_limit_s: float | None
     ray_address: str | None
     validation_only: bool
-    cwd: str
-    overrides: tuple[str, ...]
-    environment: Mapping[str, str]
     warm_start: Mapping[str, Any] | None = None
-    attempts: tuple[Attempt, ...] = ()
     history: History = "grow"
     pinned: tuple[str, ...] = ()
     given: str = ""
-    command: tuple[str, ...] = ()
-    state: State = "stopped"
-    ended: float = 0.0
 
     @property
     def sources(self) -> dict[str, str]:
@@ -92,16 +85,6 @@ class Run:
             for spec in self.specs
             for mode in self.modes
         }
-
-    @property
-    def metrics(self) -> Path:
-        """veRL's figures, one line a step, over all attempts."""
-        return self.folder / "metrics.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        """veRL's checkpoints, one folder a step."""
-        return self.folder / "checkpoints"
 
     @property
     def trained(self) -> Path:
@@ -120,38 +103,14 @@ class Run:
 
     def save(self) -> None:
         """Write run.json, whole or not at all."""
-        write_run(
-            self,
-            kind="eval" if self.validation_only else "train",
-            specs=[spec.source for spec in self.specs],
-            environments=[spec.id for spec in self.specs],
-            policy=self.model,
-            facts=_FACTS,
-        )
+        kind, specs = "eval" if self.validation_only else "train", self.specs
+        self.write(kind=kind, specs=[spec.source for spec in specs], environments=[spec.id for spec in specs])
 
     @classmethod
     def load(cls, folder: Path) -> Run:
-        """The run that a folder holds.
-
-        Raises:
-            UsageError: it holds none, or one that another version wrote.
-        """
-        fields = read_run(folder, kinds=("train", "eval"), command="rlenv train")
-        fields["specs"] = tuple(SpecEntry(**entry) for entry in fields["specs"])
-        return cls(**fields)
-
-
-_FACTS = ("preset", "algorithm", "mode", "seed", "train_split", "validation_split", "validation_tasks")
-"""Of a run's own fields, those that say more of it to whoever lists runs."""
-
-
-def begun(run: Run, from_step: int, *, locks: Mapping[str, Lock] | None = None) -> Run:
-    """The run with one more attempt that is running, kept in run.json.
-
-    `locks` are what its episodes are made of, by environment; they are kept in the run's folder.
-    """
-    hashes = {environment: lock.write(run.folder).stem for environment, lock in (locks or {}).items()}
-    return begin_attempt(run, from_step, locks=hashes)
+        """As any run's."""
+        fields = cls.read(folder)
+        return cls(**{**fields, "specs": tuple(SpecEntry(**entry) for entry in fields["specs"])})
 
 
 def forget_after(run: Run, step: int) -> None:

@@ -265,9 +265,15 @@ def carried_out(
         return EXIT_STATUS["interrupted"]
 
 
-def fixed_by_a_run(arguments: argparse.Namespace, names: Sequence[str]) -> list[str]:
+def options_of(arguments: argparse.Namespace, names: Sequence[str]) -> list[str]:
     """The options among `names` that a command line gives, as they are written."""
     return [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name)]
+
+
+def refuse_fixed(given: Sequence[str]) -> None:
+    """Raises UsageError unless a command line that goes on with a run gives nothing that the run has decided."""
+    if given:
+        raise UsageError("--resume goes on with the run's own settings", hint=f"leave out {', '.join(given)}")
 
 
 TRAINERS = ("verl", "trl")

@@ -6,14 +6,12 @@ The results that a run leaves: its summary, its trained policy, and its episodes
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import orjson
 import yaml
 
 from rlenv.episodes.environment import load
@@ -23,10 +21,10 @@ from rlenv.runs.locks.files import Say
 from rlenv.runs.pack import seal_abandoned
 from rlenv.runs.usage import shown
 from rlenv_train.keeping import KeptEpisodes
-from rlenv_train.launch import STATES, Ending
-from rlenv_train.progress import metrics_of, plot_png
+from rlenv_train.launch import Ending
+from rlenv_train.progress import entries_of, plot_png
 from rlenv_verl.export import find_checkpoints, last_checkpoint, versions
-from rlenv_verl.run import Run, attempt_locks, begun, forget_after
+from rlenv_verl.run import Run, attempt_locks, forget_after
 from rlenv_verl.run.figures import WORDS, StepFigures, phase_shares, series
 from rlenv_verl.run.inputs import validation_rows, write_rows
 from rlenv_verl.settings import compose
@@ -76,7 +74,7 @@ def resumed(
     locks = attempt_locks(run, config, from_step=step, say=say)
     forget_after(run, step)
     seal_abandoned(run.folder)
-    return begun(run, step, locks=locks), more
+    return run.begun(step, locks=locks), more
 
 
 def validation_of(
@@ -124,7 +122,7 @@ def validation_of(
         dataclasses.replace(run, validation_only=True), compose(run.overrides), from_step=step, say=say
     )
     _write_validation(run, folder, tasks=tasks)
-    return begun(validation, step, locks=locks), more
+    return validation.begun(step, locks=locks), more
 
 
 def _write_validation(run: Run, folder: Path, *, tasks: int | None) -> None:
@@ -158,9 +156,7 @@ def step_of(checkpoint: Path | None) -> int:
 def _is_validated(run: Run, step: int) -> bool:
     """True if the validation of `step` stands in the log of an attempt that counts."""
     for attempt in run.attempts:
-        path = metrics_of(run.folder, attempt)
-        for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else ():
-            entry = orjson.loads(line)
+        for entry in entries_of(run.metrics_of(attempt)):
             if entry["step"] == step and any(key.startswith("val-core/") for key in entry["data"]):
                 return True
     return False
@@ -210,9 +206,7 @@ def summarise(run: Run, ending: Ending, steps: Sequence[StepFigures], *, seconds
         "warm_start": run.warm_start,
         "versions": versions("rlenv", "verl", "torch", "ray", "transformers"),
     }
-    text = json.dumps(summary, indent=2)
-    (run.folder / "summary.json").write_text(text + "\n", encoding="utf-8")
-    dataclasses.replace(run, state=STATES[ending.how], ended=time.time()).save()
+    run.ends(ending.how, summary)
     curves = series(steps)
     if curves:
         plot_png(curves, run.folder / "curve.png", title=f"{summary['environment']}, seed {run.seed}")

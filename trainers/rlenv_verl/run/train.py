@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,10 @@ from rlenv.preflight import lines_of
 from rlenv.runs.folder import RunInfo, is_run
 from rlenv_train.keeping import KeptEpisodes
 from rlenv_train.launch import EXIT_STATUS, Ending, ending_lines, run_to_end
-from rlenv_train.progress import Stage, Underway, driving, merge_metrics, metrics_of, plot_text, time_is_up_at
-from rlenv_train.specs import TrainedSpec, spec_and_overrides
+from rlenv_train.progress import Stage, Underway, driving, plot_text, time_is_up_at
+from rlenv_train.specs import TrainedSpec, run_folder, spec_and_overrides
 from rlenv_verl.loop import told_at_the_end
-from rlenv_verl.run import Run, attempt_locks, begun, changed_lines, inputs, locked
+from rlenv_verl.run import Run, attempt_locks, changed_lines, inputs, locked
 from rlenv_verl.run.figures import MetricsFile, StepFigures, merged, series, show_summary, step_lines, without_failures
 from rlenv_verl.run.model import first_model, heed, made_again, made_of, measure_prompts, stops_of
 from rlenv_verl.run.preflight import check_before, config_of, is_to_be_made
@@ -105,9 +104,7 @@ def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console, star
     )
     variables = with_the_shell(preset.environment, os.environ, pinned=preset.pinned)
     preset = dataclasses.replace(preset, environment=variables.values)
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    name = "-".join(spec.name for spec in specs)
-    folder = (arguments.output or Path("runs") / f"{name}-{stamp}").resolve()
+    folder = run_folder(arguments.output, specs)
     # Episodes come before the first figures: those of a run that died early would be taken for this one's.
     if (folder / "metrics.jsonl").exists() or is_run(folder):
         raise UsageError(
@@ -150,7 +147,7 @@ def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console, star
     if arguments.dry_run:
         return plan, lock
     locks = attempt_locks(plan.run, plan.config, from_step=0, say=console.say)
-    return dataclasses.replace(plan, run=begun(plan.run, 0, locks=locks)), lock
+    return dataclasses.replace(plan, run=plan.run.begun(0, locks=locks)), lock
 
 
 def _unprepared(arguments: argparse.Namespace, specs: Sequence[TrainedSpec]) -> RunInfo:
@@ -170,10 +167,8 @@ def _taken_up(arguments: argparse.Namespace, stack: ExitStack, console: Console)
     Of a dry run nothing is written, so that it takes no lock either.
     """
     sources, overrides = spec_and_overrides(arguments.items)
-    given = inputs.fixed_by_a_run(arguments, inputs.FIXED_BY_A_RUN) + sources
-    given += [item for item in overrides if item.startswith("run.")]
-    if given:
-        raise UsageError("--resume goes on with the run's own settings", hint=f"leave out {', '.join(given)}")
+    own = [item for item in overrides if item.startswith("run.")]
+    inputs.refuse_fixed([*inputs.options_of(arguments, inputs.FIXED_BY_A_RUN), *sources, *own])
     idle = ("steps", "save_every") if arguments.eval else ("validation_tasks", "output")
     if given := [f"--{name.replace('_', '-')}" for name in idle if getattr(arguments, name) is not None]:
         why = "a validation trains nothing" if arguments.eval else "the run's own stays; with --eval it can be another"
@@ -272,11 +267,11 @@ def _command(plan: Plan, metrics: Path) -> list[str]:
 def _run(plan: Plan, console: Console, *, time_limit_s: float, lock: int | None) -> tuple[Ending, list[StepFigures]]:
     """Run veRL and report each step as its figures come."""
     run = plan.run
-    metrics = metrics_of(run.folder, run.attempts[-1])
+    metrics = run.metrics_of(run.attempts[-1])
     command = _command(plan, metrics)
     if any(item.startswith("+ray_kwargs.ray_init.address=local") for item in plan.overrides):
         command.append("+ray_kwargs.ray_init._temp_dir={ray_dir}")
-    merge_metrics(run.folder, run.attempts)
+    run.merge_metrics()
     episodes = KeptEpisodes(run.folder)
     steps = [_corrected(entry, plan, episodes) for entry in MetricsFile(run.metrics, run.sources).new()]
     figures = MetricsFile(metrics, run.sources, copy=run.metrics)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 import yaml
@@ -24,9 +23,8 @@ from rlenv.collect.data import rows_of
 from rlenv.collect.encode import EncodedRow
 from rlenv.errors import UsageError
 from rlenv.preflight.memory import model_of
-from rlenv.runs.folder import Attempt, State
 from rlenv.tokens.bound import load_tokenizer
-from rlenv_train.progress import read_run, write_run
+from rlenv_train.progress import TrainerRun, entries_of
 from rlenv_train.specs import spec_and_overrides
 from rlenv_verl.export import whole_checkpoints
 from rlenv_verl.settings import compose
@@ -36,19 +34,19 @@ CONFIG = "sft_trainer_engine"
 """veRL's configuration of its supervised trainer."""
 
 
-@dataclass(frozen=True, slots=True)
-class SftRun:
-    """Everything that starts a run again. Paths are absolute.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SftRun(TrainerRun):
+    """A run of `rlenv sft`; what any run has, see `TrainerRun`.
 
     `steps_an_epoch` are the steps that the rows give, `skipped` the rows that were too long. `processes` are those of
     one machine, `machines` how many there are. `keeps` says whether checkpoints were asked for, to resume from.
-    `specs` and `environments` are those that the data's episodes were played in. `command` is the command line of the
-    last attempt, `state` what has become of that, and `ended` when, in seconds since the epoch (0.0: it has not).
+    `specs` and `environments` are those that the data's episodes were played in.
     """
 
-    folder: Path
-    preset: str
-    model: str
+    MADE_BY: ClassVar = "rlenv sft"
+    KINDS: ClassVar = ("sft",)
+    FACTS: ClassVar = ("preset", "rows", "batch", "steps", "seed", "lora")
+
     data: tuple[str, ...]
     val: tuple[str, ...]
     rows: int
@@ -56,48 +54,16 @@ class SftRun:
     batch: int
     steps: int
     steps_an_epoch: int
-    seed: int
     lora: int | None
     keeps: bool
-    time_limit_s: float | None
     processes: int
     machines: int
-    cwd: str
-    overrides: tuple[str, ...]
-    environment: Mapping[str, str]
-    attempts: tuple[Attempt, ...] = ()
     specs: tuple[str, ...] = ()
     environments: tuple[str, ...] = ()
-    command: tuple[str, ...] = ()
-    state: State = "stopped"
-    ended: float = 0.0
-
-    @property
-    def metrics(self) -> Path:
-        """The figures of all attempts, a line a step and one a validation."""
-        return self.folder / "metrics.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        """veRL's checkpoints, one folder a step."""
-        return self.folder / "checkpoints"
 
     def save(self) -> None:
         """Write run.json, whole or not at all."""
-        write_run(self, kind="sft", specs=self.specs, environments=self.environments, policy=self.model, facts=_FACTS)
-
-    @classmethod
-    def load(cls, folder: Path) -> SftRun:
-        """The run that a folder holds.
-
-        Raises:
-            UsageError: it holds none of `rlenv sft`, or one that another version wrote.
-        """
-        return cls(**read_run(folder, kinds=("sft",), command="rlenv sft"))
-
-
-_FACTS = ("preset", "rows", "batch", "steps", "seed", "lora")
-"""Of a run's own fields, those that say more of it to whoever looks at runs."""
+        self.write(kind="sft", specs=self.specs, environments=self.environments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +85,7 @@ class Step:
 def read_steps(path: Path) -> list[Step]:
     """The steps in a file of metrics, without the rest of a line that is being written."""
     found: dict[int, Step] = {}
-    for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else ():
-        entry = json.loads(line)
+    for entry in entries_of(path):
         number, values = int(entry["step"]), entry["data"]
         if "train/loss" in values:
             tokens = values.get("train/global_tokens")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import shutil
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,13 +18,10 @@ from rlenv.collect import Manifest
 from rlenv.errors import UsageError
 from rlenv.models import local_model
 from rlenv.runs.folder import RunInfo
-from rlenv_train.launch import EXIT_STATUS, STATES, Ending, ending_lines, run_to_end
-from rlenv_train.progress import begin_attempt, driving, merge_metrics, metrics_of, plot_png, plot_text
+from rlenv_train.launch import EXIT_STATUS, Ending, ending_lines, run_to_end
+from rlenv_train.progress import driving, plot_png, plot_text
 from rlenv_verl.export import versions, whole_checkpoints
-from rlenv_verl.run import locked
-from rlenv_verl.run.inputs import FIXED_BY_AN_SFT_RUN as FIXED_BY_A_RUN
-from rlenv_verl.run.inputs import carried_out, command_text, fixed_by_a_run, trainer_variables
-from rlenv_verl.run.inputs import sft_parser as parser
+from rlenv_verl.run import inputs, locked
 from rlenv_verl.sft import SftRun, Step, new_run, read_steps, resumed_run
 
 
@@ -54,7 +49,7 @@ _TRAINER = "verl.trainer.sft_trainer"
 
 def main(argv: list[str]) -> int:
     """Train as `argv` says; returns the exit status (0 done, 1 failed, 2 wrong use, 130 interrupted)."""
-    return carried_out("sft", argv, parser(), _sft)
+    return inputs.carried_out("sft", argv, inputs.sft_parser(), _sft)
 
 
 def _sft(arguments: argparse.Namespace, console: Console) -> int:
@@ -62,7 +57,7 @@ def _sft(arguments: argparse.Namespace, console: Console) -> int:
         run, lock = (_taken_up if arguments.resume is not None else _new)(arguments, stack)
         _say(run, console)
         if arguments.dry_run:
-            text = command_text(_command(run), _variables(run, run.metrics), cwd=run.cwd)
+            text = inputs.command_text(_command(run), _variables(run, run.metrics), cwd=run.cwd)
             left = "nothing was written"
             if arguments.resume is None:  # of a run that is there nothing is changed
                 run.save()
@@ -96,20 +91,18 @@ def _new(arguments: argparse.Namespace, stack: ExitStack) -> tuple[SftRun, int |
         stack.enter_context(driving(folder, RunInfo("sft", command=arguments.command, policy=arguments.model)))
     model = local_model(arguments.model, chat_template=arguments.chat_template, keep=folder / "model")
     run = new_run(arguments, model=model, folder=folder, started_in=os.getcwd())
-    return (run if arguments.dry_run else begin_attempt(run, 0)), lock
+    return (run if arguments.dry_run else run.begun(0)), lock
 
 
 def _taken_up(arguments: argparse.Namespace, stack: ExitStack) -> tuple[SftRun, int | None]:
-    given = fixed_by_a_run(arguments, FIXED_BY_A_RUN)
-    if given:
-        raise UsageError("--resume goes on with the run's own settings", hint=f"leave out {', '.join(given)}")
+    inputs.refuse_fixed(inputs.options_of(arguments, inputs.FIXED_BY_AN_SFT_RUN))
     folder = SftRun.load(arguments.resume).folder
     if arguments.dry_run:
         return resumed_run(arguments)[0], None
     lock = stack.enter_context(locked(folder))
     stack.enter_context(driving(folder))
     run, step = resumed_run(arguments)
-    return begin_attempt(run, step), lock
+    return run.begun(step), lock
 
 
 def _say(run: SftRun, console: Console) -> None:
@@ -136,12 +129,12 @@ def _command(run: SftRun) -> list[str]:
 
 def _variables(run: SftRun, metrics: Path) -> dict[str, str]:
     own = alone(metrics.with_suffix(".store")) if run.machines == run.processes == 1 else {}
-    return trainer_variables(run.folder, metrics, own=own, environment=run.environment)
+    return inputs.trainer_variables(run.folder, metrics, own=own, environment=run.environment)
 
 
 def _train(run: SftRun, console: Console, *, lock: int | None) -> Ending:
     """Run veRL and tell each step as its figures come."""
-    metrics = metrics_of(run.folder, run.attempts[-1])
+    metrics = run.metrics_of(run.attempts[-1])
     told: set[int] = set()
     with console.status("veRL is starting") as status:
 
@@ -165,7 +158,7 @@ def _train(run: SftRun, console: Console, *, lock: int | None) -> Ending:
             lock=lock,
         )
         poll(-1.0)
-    merge_metrics(run.folder, run.attempts)
+    run.merge_metrics()
     return ending
 
 
@@ -215,8 +208,7 @@ def finish(run: SftRun, ending: Ending) -> Finished:
         "trained_step": step,
         "versions": versions(*_PACKAGES),
     }
-    dataclasses.replace(run, state=STATES[ending.how], ended=time.time()).save()
-    (run.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    run.ends(ending.how, summary)
     lines = [f"{ending.seconds:.0f} s in all; summary.json, metrics.jsonl and verl.log in {run.folder}"]
     if steps:
         plot_png(curves, run.folder / "curve.png", title=f"{run.folder.name}: loss of the trained tokens")
