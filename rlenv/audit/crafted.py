@@ -27,8 +27,6 @@ _SCHEMA = json.dumps({"type": ["string", "number", "boolean", "object", "array",
 _OTHERS = ("judge", "tests", "group")
 """Kinds of terms that compare no answer with a gold: for them a wildcard is a wrong answer like others."""
 _PLAIN = (",;", "~", "[zqx", json.dumps({"zqx": 1}))
-CONTROLS = len(_PLAIN)
-"""How many of the last ways are no wildcards."""
 _ABSTAINS = WORDS["abstains"]
 _SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "^": "**"})
 _EXPRESSION = re.compile(r"[-(\s]*\d[\d.)]*(?:\s*(?:\*\*|//|[-+*/^%×÷·−])\s*[-(\s]*\d[\d.]*[)\s]*)+")

@@ -100,15 +100,12 @@ class Sheet:
         """True if no line could repeat a question, since these have too few words to be known by."""
         return self._least > 0 and not any(self._asked)
 
-    def sure(self, golds: Sequence[str], more: Sequence[str] = ()) -> rules.Sure | None:
-        """The evidence that the lines nearest to a task's prompt, and to what `more` says on it, give golds away."""
-        near = []
-        for at, gold in enumerate(golds):
-            lines = [*self._lines, *(more[at].splitlines() if more else ())]
-            near.append(self._near(at, lines, set(probing.words_in(gold))))
-        return _sure(near, golds)
+    def sure(self, golds: Sequence[str]) -> rules.Sure | None:
+        """The evidence that the lines nearest to a task's prompt give golds away."""
+        return _sure([self._near(at, set(probing.words_in(gold))) for at, gold in enumerate(golds)], golds)
 
-    def _near(self, at: int, lines: Sequence[str], but: Set[str]) -> str:
+    def _near(self, at: int, but: Set[str]) -> str:
+        lines = self._lines
         spoken = [(line, set(probing.words_in(line)) - but) for line in lines]
         question = self._questions[at]
         # Instructions name what all questions choose among.
@@ -222,7 +219,7 @@ async def find_leaks(player: ScriptPlayer, subjects: Sequence[AuditSubject], aim
         found += [_leak(where, rules.learn(texts, golds, allowed=lambda *found: found[-1] not in rules.NEAR))]
     some = subjects[:_MOST_ASKED]
     told, notes = await _ask(player, some, golds)
-    found += await _sheets(player, some, golds[: len(some)], told, notes)
+    found += _sheets(some, golds[: len(some)], told, notes)
     found += await _documents(player, some, golds[: len(some)]) if aim.is_answer else []
     best: dict[tuple[str, str], Leak] = {}
     asked, alike = list(zip(some, golds, strict=False)), _alike(some)
@@ -264,8 +261,8 @@ def _leak(where: str, sure: rules.Sure | None) -> Leak | None:
     return Leak(where, rule, sure.taken, sure.hits)
 
 
-async def _sheets(
-    player: ScriptPlayer, subjects: Sequence[AuditSubject], golds: Sequence[str], told: Sequence[Told], notes: list[str]
+def _sheets(
+    subjects: Sequence[AuditSubject], golds: Sequence[str], told: Sequence[Told], notes: list[str]
 ) -> list[Leak | None]:
     """Golds in what a listed name gives on all tasks alike: in what is shown of it, or in its rows for the task."""
     found: list[Leak | None] = []

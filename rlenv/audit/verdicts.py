@@ -57,7 +57,6 @@ class Suspect:
         return dataclasses.replace(self, **texts)
 
 
-_SHORTCUT = 0.6
 _DATA: Final = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 _SUSPECTS = [Suspect(**one) for one in _DATA["suspect"]]
 TRIED = {"told" if (one.name, one.hole) == ("talk", "user_tells") else one.name: one for one in _SUSPECTS}

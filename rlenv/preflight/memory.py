@@ -47,6 +47,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from rlenv.models.architecture import number_in
+
 _FULL: Final = 4  # bytes of float32
 
 
@@ -248,11 +250,11 @@ def model_of_config(config: Mapping[str, Any], *, counted: int | None = None) ->
         counted, source = _by_config(text), "config.json"
         if counted is not None and text is not config:
             source = "config.json, the text model alone"
-    layers, heads, size = _number(text, "num_hidden_layers"), _kv_heads(text), _head_size(text)
+    layers, heads, size = number_in(text, "num_hidden_layers"), _kv_heads(text), _head_size(text)
     # A latent cache (DeepSeek's kv_lora_rank) or layers without one are not of this form.
     is_plain = "kv_lora_rank" not in text and "linear_num_value_heads" not in text and "mamba_num_heads" not in text
     cache = 2 * layers * heads * size if layers and heads and size and is_plain else None
-    positions = _number(text, "max_position_embeddings")
+    positions = number_in(text, "max_position_embeddings")
     return Model(counted, source, positions, cache, tuple(_linear(text) or ()), _decoder(text))
 
 
@@ -295,48 +297,40 @@ def memory_of(model: Model, machine: Devices) -> Memory | None:
     )
 
 
-def _number(config: Mapping[str, Any], *names: str) -> int | None:
-    for name in names:
-        value = config.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
-    return None
-
-
 def _kv_heads(config: Mapping[str, Any]) -> int | None:
-    return _number(config, "num_key_value_heads", "num_attention_heads")
+    return number_in(config, "num_key_value_heads", "num_attention_heads")
 
 
 def _head_size(config: Mapping[str, Any]) -> int | None:
-    size = _number(config, "head_dim")
-    width, heads = _number(config, "hidden_size"), _number(config, "num_attention_heads")
+    size = number_in(config, "head_dim")
+    width, heads = number_in(config, "hidden_size"), number_in(config, "num_attention_heads")
     return size or (width // heads if width and heads else None)
 
 
 def _linear(config: Mapping[str, Any]) -> list[tuple[int, int, int]] | None:
     """The linear layers of a decoder of the Llama family without its embeddings; None for another family."""
-    width, layers = _number(config, "hidden_size"), _number(config, "num_hidden_layers")
-    heads, kv_heads, size = _number(config, "num_attention_heads"), _kv_heads(config), _head_size(config)
-    inner = _number(config, "intermediate_size")
+    width, layers = number_in(config, "hidden_size"), number_in(config, "num_hidden_layers")
+    heads, kv_heads, size = number_in(config, "num_attention_heads"), _kv_heads(config), _head_size(config)
+    inner = number_in(config, "intermediate_size")
     other = ("kv_lora_rank", "linear_num_value_heads", "mamba_num_heads", "ssm_cfg", "layers_block_type")
     if not (width and layers and heads and kv_heads and size and inner) or any(name in config for name in other):
         return None
-    experts = _number(config, "num_experts", "num_local_experts", "n_routed_experts")
+    experts = number_in(config, "num_experts", "num_local_experts", "n_routed_experts")
     found = [(width, heads * size, layers), (width, kv_heads * size, 2 * layers), (heads * size, width, layers)]
     if experts is None:
         return [*found, (width, inner, 3 * layers)]
     mixed = ("n_shared_experts", "shared_expert_intermediate_size", "first_k_dense_replace", "mlp_only_layers")
     if any(config.get(name) for name in mixed) or config.get("decoder_sparse_step") not in (None, 1):
         return None  # layers that differ, or experts that every token takes
-    expert = (width, _number(config, "moe_intermediate_size") or inner, 3 * layers * experts)
+    expert = (width, number_in(config, "moe_intermediate_size") or inner, 3 * layers * experts)
     return [*found, expert, (width, experts, layers)]
 
 
 def _by_config(config: Mapping[str, Any]) -> int | None:
-    linear, words = _linear(config), _number(config, "vocab_size")
+    linear, words = _linear(config), number_in(config, "vocab_size")
     if linear is None or words is None:
         return None
-    width, layers = _number(config, "hidden_size") or 0, _number(config, "num_hidden_layers") or 0
+    width, layers = number_in(config, "hidden_size") or 0, number_in(config, "num_hidden_layers") or 0
     tables = 2 if config.get("tie_word_embeddings") is False else 1  # what is not said is counted once
     others = (2 * layers + 1) * width + layers * _extras(config)
     return tables * words * width + sum(ins * outs * count for ins, outs, count in linear) + others
@@ -344,7 +338,7 @@ def _by_config(config: Mapping[str, Any]) -> int | None:
 
 def _extras(config: Mapping[str, Any]) -> int:
     """The parameters of a layer beside its matrices and norms: norms of queries and keys, and biases of Qwen2."""
-    heads, kv_heads, size = _number(config, "num_attention_heads"), _kv_heads(config), _head_size(config)
+    heads, kv_heads, size = number_in(config, "num_attention_heads"), _kv_heads(config), _head_size(config)
     if heads is None or kv_heads is None or size is None:
         return 0
     if _has_head_norms(config):
@@ -357,13 +351,13 @@ def _has_head_norms(config: Mapping[str, Any]) -> bool:
 
 
 def _decoder(config: Mapping[str, Any]) -> Decoder | None:
-    linear, words = _linear(config), _number(config, "vocab_size")
-    layers, width, inner = (_number(config, name) for name in _SHAPE)
-    heads, kv_heads, size = _number(config, "num_attention_heads"), _kv_heads(config), _head_size(config)
+    linear, words = _linear(config), number_in(config, "vocab_size")
+    layers, width, inner = (number_in(config, name) for name in _SHAPE)
+    heads, kv_heads, size = number_in(config, "num_attention_heads"), _kv_heads(config), _head_size(config)
     if not (linear and words and layers and width and inner and heads and kv_heads and size):
         return None
-    if (experts := _number(config, "num_experts_per_tok")) is not None:
-        inner = experts * (_number(config, "moe_intermediate_size") or inner)
+    if (experts := number_in(config, "num_experts_per_tok")) is not None:
+        inner = experts * (number_in(config, "moe_intermediate_size") or inner)
     return Decoder(
         layers,
         width,

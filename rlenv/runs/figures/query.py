@@ -129,23 +129,19 @@ def _condition(text: str, at: int) -> tuple[Condition, int]:
     is_negated = text[at] in "-!" and len(text) > at + 1 and not text[at + 1].isspace()
     at += is_negated
     match = _FIELD.match(text, at)
-    if match is None:
-        word, at = _value(text, at)
-        if at < len(text) and not text[at].isspace():
-            raise QueryFault(f"a space is expected before '{text[at : at + 10]}'", column=at + 1)
-        return Condition("", ":", (word,), column, is_negated), at
-    field = _known(match[1].replace('"', ""), start + is_negated + 1)
-    values, at = [], match.end()
-    while True:
-        value, at = _value(text, at)
+    field, sign = "", ":"
+    if match is not None:
+        field, sign, at = _known(match[1].replace('"', ""), start + is_negated + 1), match[2], match.end()
+    value, at = _value(text, at)
+    values = [value]
+    while field and text[at : at + 1] == ",":
+        value, at = _value(text, at + 1)
         values.append(value)
-        if at >= len(text) or text[at] != ",":
-            break
-        at += 1
     if at < len(text) and not text[at].isspace():
         raise QueryFault(f"a space is expected before '{text[at : at + 10]}'", column=at + 1)
-    condition = Condition(field, match[2], tuple(values), column, is_negated)
-    _check(condition)
+    condition = Condition(field, sign, tuple(values), column, is_negated)
+    if field:
+        _check(condition)
     return condition, at
 
 

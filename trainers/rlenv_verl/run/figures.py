@@ -38,8 +38,6 @@ class StepFigures:
     success: Mapping[str, float]
     invalid: float
     seconds: float | None
-    entropy: float | None
-    response_tokens: float | None
     terms: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     phases: Mapping[str, float] = field(default_factory=dict)
     tokens_per_s: float | None = None
@@ -80,8 +78,6 @@ def figures_of(step: int, values: Mapping[str, Any], *, sources: Mapping[str, st
         success=success,
         invalid=invalid,
         seconds=timings.get("step"),
-        entropy=_number(values, "actor/entropy"),
-        response_tokens=_number(values, "response_length/mean"),
         terms=terms,
         phases={name: seconds for name, seconds in timings.items() if name != "step" and seconds is not None},
         tokens_per_s=_number(values, "perf/throughput"),
