@@ -258,14 +258,13 @@ def compile_agent(name: str, spec: AgentSpec, context: CompileContext) -> Sequen
     endpoint = endpoint_of(spec.endpoint, context)
     if context.nest is None:
         raise UsageError("an agent needs an environment to live in", key="spec", hint="compile it with rlenv.load")
-    row = spec.task
     written = {
         f"task.{key}": template_of(value, key=f"task.{key}", names=_TASK_NAMES)
-        for key, value in (row or {}).items()
+        for key, value in (spec.task or {}).items()
         if isinstance(value, str)
     }
     parameters = parameters_of(spec.parameters, written)
-    fill = compile_value(dict(row)) if row is not None else None
+    fill = compile_value(dict(spec.task)) if spec.task is not None else None
     overrides = {"limits.turns": spec.turns} if spec.turns is not None else {}
     nested: Nested = context.nest(context.path("spec", spec.spec), overrides)
     constants = context.vars
@@ -284,14 +283,13 @@ def compile_agent(name: str, spec: AgentSpec, context: CompileContext) -> Sequen
             )
         return _output(name, played, lost, is_invalid=spec.on_failure == "invalid")
 
-    usual = f"Ask an agent ({name}) that works on its own."
-    return _asking(name, spec, usual, parameters, run, nested.episode_s)
+    return _asking(name, spec, f"Ask an agent ({name}) that works on its own.", parameters, run, nested.episode_s)
 
 
 def _output(name: str, played: Trajectory, lost: EndpointError | None, *, is_invalid: bool) -> ToolOutput:
     details: dict[str, Any] = {"trajectory": plain(played)}
-    # A reward of the agent's own that cannot be measured is no reason to throw its answer away.
-    if played.failure is not None and played.answer is None:
+    # A reward of the agent's own that cannot be measured says nothing of its answer: the row of a call has no gold.
+    if played.failure is not None and played.failure.reason != "reward" and played.answer is None:
         if played.failure.reason in _OF_THE_CALL:
             text = f"the agent {name} could not take this request: it is too long, or not of its form"
             raise ToolFailed(text, reason="bad_arguments", details=details)
@@ -306,7 +304,9 @@ def _output(name: str, played: Trajectory, lost: EndpointError | None, *, is_inv
         return ToolOutput(last, last, details=details)
     if played.reason == "time":
         raise ToolFailed(f"the agent {name} did not answer within its time", reason="late", details=details)
-    raise ToolFailed(f"the agent {name} gave no answer within its limits ({played.reason})", details=details)
+    text = f"the agent {name} gave no answer within its limits ({played.reason})"
+    is_lost = any(one.whose == "infrastructure" for turn in played.turns for one in turn.results)
+    raise ToolFailed(text, details=details, whose="infrastructure" if is_lost else "policy")
 
 
 AGENT = Kind(AgentSpec, compile_agent, asks_models=True)

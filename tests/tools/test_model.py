@@ -246,15 +246,32 @@ def test_the_agents_task_can_be_written_from_arguments_and_task(play: Any) -> No
     assert server.requests[0]["messages"][-1]["content"] == "Solve add: 2 + 3"
 
 
-def test_the_agent_keeps_its_own_limits(play: Any) -> None:
-    trajectory, server = play([calculation(str(n)) for n in range(9)], ", turns: 2")
+@pytest.mark.parametrize("rule", ["answered", "exact_match"], ids=["measured", "without gold"])
+@pytest.mark.parametrize("on_failure", ["tell", "invalid"])
+def test_the_agent_keeps_its_own_limits(play: Any, on_failure: str, rule: str) -> None:
+    keys, inner = f", turns: 2, on_failure: {on_failure}", INNER.replace("rule: answered", f"rule: {rule}")
+    trajectory, server = play([calculation(str(n)) for n in range(9)], keys, inner=inner)
     (result,) = trajectory.turns[0].results
-    assert result.outcome == "failed"
+    assert (result.outcome, result.whose, trajectory.failure) == ("failed", "policy", None)
     assert result.text == "the agent helper gave no answer within its limits (turns)"
     assert len(server.requests) == 2
     nested = record.nested(result)
     assert nested is not None
     assert nested.reason == "turns"
+
+
+@pytest.mark.parametrize("rule", ["answered", "exact_match"], ids=["measured", "without gold"])
+@pytest.mark.parametrize("reason", ["failed", "unavailable"])
+def test_an_agent_whose_tool_was_away_has_not_failed_by_what_it_was_asked(
+    play: Any, tmp_path: Path, reason: str, rule: str
+) -> None:
+    lines = ["from rlenv.errors import ToolFailed", "def calculate(expression: str) -> str:"]
+    (tmp_path / "away.py").write_text("\n".join([*lines, f"    raise ToolFailed('no', reason='{reason}')"]))
+    inner = INNER.replace("kind: calculator", "kind: python, function: 'away.py:calculate'")
+    trajectory, _ = play([calculation("c")], ", turns: 2", inner=inner.replace("rule: answered", f"rule: {rule}"))
+    (result,) = trajectory.turns[0].results
+    whose = "policy" if reason == "failed" else "infrastructure"
+    assert (result.outcome, result.whose) == ("failed", whose)
 
 
 @pytest.mark.parametrize(
