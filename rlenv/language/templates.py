@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import jinja2
 from jinja2 import meta, nodes
@@ -23,6 +23,8 @@ from rlenv.secrets import watched
 
 __all__ = ["Template", "TemplateError", "UnfitTemplate", "as_template", "compile_template", "compile_value"]
 __all__ += ["template_of", "texts_at", "texts_in"]
+
+_T = TypeVar("_T")
 
 _OWN = frozenset(("vars", "resources"))  # what no row, model or server says
 _SINGLE = re.compile(r"\s*\{\{(?!\{)((?:(?!\{\{|\}\}).)*)\}\}\s*", re.DOTALL)
@@ -113,12 +115,7 @@ class Template:
         Raises:
             TemplateError: a constant in that part is not there.
         """
-        try:
-            text = self._head(**values) if self._head is not None else ""
-        except RlenvError:
-            raise
-        except Exception as error:
-            raise TemplateError(_reason(error)) from error
+        text = _called(self._head, values) if self._head is not None else ""
         head, slash, _ = text.rpartition("/")
         return head + slash
 
@@ -157,12 +154,7 @@ class Template:
         Raises:
             TemplateError: a name is undefined, or the sandbox refused.
         """
-        try:
-            return self._text(**values)
-        except RlenvError:
-            raise
-        except Exception as error:  # an author's template meets rows and resources of any kind
-            raise TemplateError(_reason(error)) from error
+        return _called(self._text, values)
 
     def value(self, **values: Any) -> Any:
         """The expression's own value where the template is one expression, the rendered text otherwise.
@@ -172,12 +164,7 @@ class Template:
         """
         if self._value is None:
             return self.text(**values)
-        try:
-            result = self._value(**values)
-        except RlenvError:
-            raise
-        except Exception as error:  # an author's template meets rows and resources of any kind
-            raise TemplateError(_reason(error)) from error
+        result = _called(self._value, values)
         if isinstance(result, jinja2.Undefined):
             raise TemplateError(f"{self.source.strip()} is undefined")
         return result
@@ -390,6 +377,15 @@ def template_of(source: str, *, key: str, names: Collection[str] | None = None) 
         hint = did_you_mean(name, sorted(names or ()), "known names")
         raise UnfitTemplate(f"'{name}' is not known here", key=key, hint=hint, find=name)
     return template
+
+
+def _called(template: Callable[..., _T], values: Mapping[str, Any]) -> _T:
+    try:
+        return template(**values)
+    except RlenvError:
+        raise
+    except Exception as error:  # an author's template meets rows and resources of any kind
+        raise TemplateError(_reason(error)) from error
 
 
 def _reason(error: Exception) -> str:

@@ -37,6 +37,19 @@ def unevaluated(levels: int) -> dict[str, Any]:
     return schema
 
 
+@pytest.mark.parametrize("bound", [{"multipleOf": 0.01}, {"minimum": 0.5}, {"anyOf": [{"maximum": 0.5}, True]}])
+@pytest.mark.parametrize("far", [1e308, -1e308, 1e-300, 5e-324])
+def test_numbers_of_hundreds_of_digits_beside_a_fraction_are_counted_as_what_they_take(bound: Any, far: float) -> None:
+    """Each takes ten microseconds and more; nothing is compared where there are too many."""
+    validator = BoundedValidator({"type": "array", "items": {"type": "number", **bound}})
+    assert validator.steps([far] * 10_000) > MAX_STEPS
+    assert not validator.is_valid([far] * 10_000)
+    assert "too many parts" in validator.fault([far] * 10_000)
+    assert validator.is_valid([0.5] * 10_000)
+    assert validator.is_valid([1, 0.5, 0.0]) == ("anyOf" in bound or "multipleOf" in bound)
+    assert BoundedValidator({"type": "array", "items": {"type": "number", "minimum": -1e308}}).is_valid([far] * 10_000)
+
+
 @pytest.mark.parametrize(
     ("schema", "says"),
     [

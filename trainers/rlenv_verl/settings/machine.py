@@ -305,7 +305,7 @@ def machine_of(config: Mapping[str, Any], device_bytes: int | None) -> Devices:
         offloads_weights=bool(own.get("param_offload")),
         offloads_moments=bool(own.get("optimizer_offload")),
         lora_rank=int(value_at(config, "actor_rollout_ref.model.lora_rank") or 0),
-        passing=_passing(config, is_cpu=is_cpu),
+        passing=_passing(config, actor, rollout, is_cpu=is_cpu),
         longest=_longest(config) or 0,
     )
 
@@ -315,12 +315,8 @@ def _longest(config: Mapping[str, Any]) -> int | None:
     return None if prompt is None or prompt == UNMEASURED else int(prompt) + int(response or 0)
 
 
-def _passing(config: Mapping[str, Any], *, is_cpu: bool) -> Pass:
+def _passing(config: Mapping[str, Any], actor: Mapping[str, Any], rollout: Mapping[str, Any], *, is_cpu: bool) -> Pass:
     """The tokens that one device passes at once: by tokens where batches are packed, else rows of the longest."""
-    actor, rollout = (
-        value_at(config, "actor_rollout_ref.actor") or {},
-        value_at(config, "actor_rollout_ref.rollout") or {},
-    )
     reference = value_at(config, "actor_rollout_ref.ref") or {}
     longest = _longest(config)
 
