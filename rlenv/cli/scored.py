@@ -44,7 +44,7 @@ class TasksCommand(Options):
         the split."""
         reader, found = open_run(Path(self.run)), defaultdict[tuple[str, int], list[Mapping[str, Any]]](list)
         for row in reader.rows():
-            if reader.counts(row) and row["has_body"] and row["success"] is not None:
+            if reader.counts(row) and row["has_body"] and None not in (row["success"], row["reward"]):
                 found[row["split"], row["task"]].append(row)
         if not found:
             raise UsageError(f"{self.run} has no valid episode")

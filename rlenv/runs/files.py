@@ -138,7 +138,7 @@ def _with_results(turn: Turn, line: Mapping[str, Any]) -> Turn:
     if _are_paired(messages, turn.results):
         messages = tuple(
             message if "images" in shown else dataclasses.replace(message, images=result.images)
-            for message, shown, result in zip(messages, line["messages"], turn.results, strict=True)
+            for message, shown, result in zip(messages, line.get("messages", ()), turn.results, strict=True)
         )
     return dataclasses.replace(turn, observation=Observation(messages, observation.text, turn.results))
 

@@ -328,6 +328,8 @@ class Sealed:
 
     def _records(self, table: pa.Table) -> Iterator[tuple[str, bytes]]:
         for id, record, names in zip(*(table[name].to_pylist() for name in _RECORD), strict=True):
+            if not isinstance(record, bytes):
+                raise ValueError(f"the body of '{id}' is no record")
             yield id, put_back(self.path.parent.parent, record, names or ())
 
     def has_events(self) -> bool:

@@ -14,7 +14,7 @@ from rlenv.runs import columns as cols
 from rlenv.runs.files import Body
 from rlenv.runs.journal import Lines, path_of, put_back, read_body, segments
 from rlenv.runs.parts import Sealed, packed_in, part_of, read_part, schema_of, told
-from rlenv.runs.schema import Tokens
+from rlenv.runs.schema import ROW, Tokens
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -302,10 +302,10 @@ class RunReader:
         return not is_begun or self._validated_again().isdisjoint(is_begun)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """The rows as they were written, with all that they say, in the order of their segments."""
+        """The rows as they were written, null for columns that they lack, in the order of their segments."""
         for segment in sorted({*self._parts, *self._open}):
             if segment in self._open:
-                yield from self._open[segment].rows
+                yield from ({**dict.fromkeys(ROW), **row} for row in self._open[segment].rows)
                 continue
             yield from self._part(segment, None).to_pylist()
 
@@ -313,7 +313,8 @@ class RunReader:
         """Columns of the rows of a part as they were when it was taken, wherever they are now; all without a schema."""
 
         def read(path: Path) -> pa.Table:
-            return read_part(path, schema or cols.whole_schema(cols.row_schema(), [schema_of(path)]))
+            with told(path):  # a list that this part holds as another type is a fault of the part
+                return read_part(path, schema or cols.whole_schema(cols.row_schema(), [schema_of(path)]))
 
         try:
             return read(part_of(self.run, "episodes", part))

@@ -77,6 +77,11 @@ def test_lines_of_older_versions_are_read() -> None:
     assert record.parse(record.dump(read)) == read
 
 
+def test_an_observation_that_names_no_messages_has_none() -> None:
+    read = record.parse(line(turns=[{"index": 0, "action": "", "parsed": {"content": ""}, "observation": {}}]))
+    assert read.turns[0].observation == Observation()
+
+
 def test_whose_failure_it_was_is_recorded() -> None:
     kept = episode((ToolResult("look", "gone", "failed", reason="server_down", whose="infrastructure"),))
     assert record.parse(record.dump(kept)).turns[0].results[0].whose == "infrastructure"

@@ -106,6 +106,31 @@ def test_a_part_that_holds_no_rows_is_named(tmp_path: Path, change: Callable[[pa
         RunReader(tmp_path)
 
 
+@pytest.mark.parametrize("column", ["terms", "calls", "usage"])
+@pytest.mark.parametrize("values", [pa.array([1, 2]), pa.array(["x", "y"]), pa.array([[1], [2]])])
+def test_a_part_with_no_lists_of_entries_is_named(tmp_path: Path, column: str, values: pa.Array) -> None:
+    keep(tmp_path, 2)
+    path = changed(tmp_path, _as(column, values))
+    with pytest.raises(UsageError, match=path.name):
+        list(RunReader(tmp_path).rows())
+
+
+@pytest.mark.parametrize("record", [pa.array([None], pa.binary()), pa.array([5]), pa.array([0.5]), pa.array(["{}"])])
+def test_a_body_without_a_record_is_named(tmp_path: Path, record: pa.Array) -> None:
+    [id] = keep(tmp_path, 1)
+    path = changed(tmp_path, _as("record", record), "bodies")
+    for read in (lambda: RunReader(tmp_path).body(id), lambda: list(RunReader(tmp_path).records())):
+        with pytest.raises(UsageError, match=path.name):
+            read()
+
+
+def test_a_success_without_a_reward_is_no_measured_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keep(tmp_path / "run", 1)
+    changed(tmp_path / "run", _as("reward", pa.array([None], pa.float64())))
+    assert main(["runs", "tasks", str(tmp_path / "run"), str(tmp_path / "tasks.jsonl")]) == 2
+    assert "no valid episode" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("kind", ["episodes", "bodies"])
 @pytest.mark.parametrize("cut", [0, 20, 200])
 def test_a_part_that_was_cut_is_named(tmp_path: Path, kind: str, cut: int) -> None:

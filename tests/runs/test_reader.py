@@ -14,7 +14,8 @@ from rlenv.runs.folder import Attempt, RunInfo, open_run, write_info
 from rlenv.runs.pack import pack
 from rlenv.runs.parts import seal
 from rlenv.runs.reader import RunReader
-from rlenv.runs.schema import Facts, Mode, ending_of, late_of, term_of
+from rlenv.runs.recorded import with_facts
+from rlenv.runs.schema import NEVER_NULL, ROW, Facts, Mode, ending_of, late_of, term_of
 from rlenv.runs.writer import RunWriter
 from rlenv.trajectory import RewardBreakdown, TermResult
 from tests.support.kept import episode, keep
@@ -172,6 +173,17 @@ def test_a_journal_that_was_cut_off_in_a_line_is_read_up_to_it(tmp_path: Path) -
     (rows,) = (tmp_path / "journal").glob("*.rows.jsonl")
     rows.write_bytes(rows.read_bytes()[:-30])
     assert RunReader(tmp_path).table["task"].to_pylist() == [0, 1]
+
+
+def test_a_row_of_a_journal_that_lacks_a_column_says_null_there_as_one_of_a_part_does(tmp_path: Path) -> None:
+    RunWriter(tmp_path).append(episode(0), Facts(group="g"))
+    (rows,) = (tmp_path / "journal").glob("*.rows.jsonl")
+    held = orjson.loads(rows.read_bytes())
+    rows.write_bytes(orjson.dumps({key: held[key] for key in (*NEVER_NULL, "at", "lies")}) + b"\n")
+    [row] = RunReader(tmp_path).rows()
+    assert all(row[key] is None for key in ROW.keys() - NEVER_NULL)
+    [(facts, _)] = with_facts(tmp_path)
+    assert facts == Facts(step=held["step"], sample=held["sample"], mode=held["mode"], group="")
 
 
 def _two_writers(run: Path, names: tuple[str, str]) -> tuple[str, list[Path]]:
