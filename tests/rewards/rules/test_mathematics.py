@@ -174,6 +174,7 @@ READ_IN_PART = r"""
 7|8 7||8 7\\8 7\8 7?8 7@8 7#8 7&8 7`8 7^ 7_ 7{8 7}8 7) 7] 7> 7| 7/ 7* 7+ 7- 7>8 7!=8 7... 7\cdot 7\pm 7\ge 7\neq 7\not
 7\%8 7\color{red}8 7\cancel{8} 7\hspace{1cm}8 7\tag{8} 7\text{8} 7\mathbf{8} 7\in{A} 8\fbox{7} \fbox{7}8 \fbox{7},8
 \not=7 \ne=7 \ge=7 \lnot=7 \sim=7 \pm=7 \log=7 !=7 \ne{7} \not{7} \neg{7} \lnot{7} \ge{7} x\equiv7\pmod{9}
+7,7 7;7 7,7,7 {7,7} \{7,7\} [7,7] 7,7.0 x=7,7 x=7,x=7
 \(7\)\(8\) 8\(7\) \[8\]\[7\] \begin{equation}7\end{equation}8
 """
 
