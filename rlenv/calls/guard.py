@@ -21,7 +21,7 @@ from rlenv.concurrency.deadline import Breaker, Expired, Waited, pause
 from rlenv.concurrency.lanes import here
 from rlenv.errors import EpisodeError, ToolFailed, whose_failure
 from rlenv.language.spec import CacheSpec, FaultsSpec
-from rlenv.tools.base import CallPolicy, Tool, ToolContext, ToolOutput, asked_again
+from rlenv.tools.base import FELLED, CallPolicy, Tool, ToolContext, ToolOutput, asked_again
 
 _BURST_S = 0.1
 
@@ -121,11 +121,9 @@ class Injector:
         return None
 
     def _seconds(self, kind: FaultKind, chance: Random) -> float:
-        if kind == "hang":
-            return float("inf")
         if kind == "delay" and self._spec.delay_s is not None:
             return chance.uniform(*self._spec.delay_s.range)
-        return 0.0
+        return inf if kind == "hang" else 0.0
 
 
 def _as_bytes(task: Mapping[str, Any]) -> bytes:
@@ -336,5 +334,8 @@ def close_store(pool: Mapping[str, Any]) -> None:
 
 
 def _may_pass(error: Exception) -> bool:
-    """True where the same call may succeed a little later."""
-    return error.retryable if isinstance(error, ToolFailed) else True
+    """True where the same call may succeed a little later.
+
+    Not where it is asked again whether the call fells its server: that nobody is there yet would hide that it did.
+    """
+    return not isinstance(error, ToolFailed) or (error.retryable and not (asked_again.get() and error.reason in FELLED))

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import aiohttp  # by whoever names a server, when the spec is compiled: it takes longer than one pass of the loop may
+from yarl import URL
 
 from rlenv._base.bounded import cut_end
 from rlenv.concurrency.lanes import check_going_out
@@ -21,10 +21,6 @@ from rlenv.endpoints.account import seconds_of
 from rlenv.errors import ToolFailed
 from rlenv.secrets import margin, redact, redact_within
 from rlenv.tools.base import ToolContext, asked_again
-
-if TYPE_CHECKING:
-    from aiohttp import ClientResponse, ClientSession
-    from yarl import URL
 
 _MAX_REDIRECTS = 5
 _TOGETHER_S = 0.05
@@ -82,7 +78,7 @@ class Response:
 
 
 @asynccontextmanager
-async def _session() -> AsyncIterator[ClientSession]:
+async def _session() -> AsyncIterator[aiohttp.ClientSession]:
     # No cookies, since an environment's episodes share the session; a connection for each request, since what a server
     # says behind one answer, which a call may bring about, would be the answer to the next; no proxies or credentials
     # of the user's; no decompression, since a few bytes may stand for gigabytes; time is the executor's.
@@ -94,6 +90,9 @@ async def _session() -> AsyncIterator[ClientSession]:
         trust_env=False,
         headers={"Accept-Encoding": "identity", "User-Agent": "rlenv"},
     ) as session:
+        # Else it sends a GET again by itself where the connection broke. A server that the request felled is not there
+        # then, and what is told is that nobody was, and not that it broke.
+        session._retry_connection = False
         yield session
 
 
@@ -127,9 +126,7 @@ async def exchange(request: Request, context: ToolContext) -> Response:
         raise ToolFailed("the server's answer is not HTTP", reason="server_error", retryable=True) from error
 
 
-async def _follow(session: ClientSession, request: Request) -> Response:
-    from yarl import URL
-
+async def _follow(session: aiohttp.ClientSession, request: Request) -> Response:
     url = URL(request.url, encoded=True)
     for _ in range(_MAX_REDIRECTS):
         async with session.request(
@@ -142,8 +139,6 @@ async def _follow(session: ClientSession, request: Request) -> Response:
 
 
 def _redirected(url: URL, location: str) -> URL:
-    from yarl import URL
-
     try:
         to = url.join(URL(location))
         is_same = to.origin() == url.origin()
@@ -154,7 +149,7 @@ def _redirected(url: URL, location: str) -> URL:
     return to
 
 
-async def _read(response: ClientResponse, request: Request) -> Response:
+async def _read(response: aiohttp.ClientResponse, request: Request) -> Response:
     status = response.status
     is_expected = status in request.statuses if request.statuses else 200 <= status < 300
     if not is_expected:
@@ -178,7 +173,7 @@ async def _read(response: ClientResponse, request: Request) -> Response:
     return Response(status, content_type, text, is_cut)
 
 
-def _decoded(response: ClientResponse, body: bytes) -> str:
+def _decoded(response: aiohttp.ClientResponse, body: bytes) -> str:
     charset = response.charset or "utf-8"
     try:
         # Python knows codecs that are no charsets, and takes the square of the length for some of them.
@@ -187,7 +182,7 @@ def _decoded(response: ClientResponse, body: bytes) -> str:
         return body.decode("utf-8", errors="replace")
 
 
-def _refusal(response: ClientResponse, body: bytes) -> str:
+def _refusal(response: aiohttp.ClientResponse, body: bytes) -> str:
     try:
         phrase = " " + HTTPStatus(response.status).phrase
     except ValueError:

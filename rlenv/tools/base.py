@@ -111,6 +111,8 @@ RunCalls = Callable[[Sequence[ToolCall], "ToolContext"], Awaitable[tuple[ToolRes
 asked_again: Final[ContextVar[str]] = ContextVar("rlenv_asked_again", default="")
 """The reason of a failure, while a call is made to find out whose it was (`rlenv.rewards.outages`): nothing that is
 kept answers it, no breaker stops or counts it, and a server that dies of it takes no call of others along."""
+FELLED: Final = ("crashed", "killed", "stopped", "disconnected")
+"""The reasons of a call that may have felled what it asked."""
 
 
 @dataclass(frozen=True, slots=True)

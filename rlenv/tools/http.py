@@ -26,6 +26,7 @@ _SERVER = re.compile(rf"(https?://|{_CONSTANT})([^{{}}/?#\s$]|://|{_CONSTANT})*(
 _BLANK = re.compile(r"[\x00- ]")
 _MAX_URL = 65_536  # far above what servers take; writing a megabyte with its escapes takes a quarter of a second
 _JSON_TYPE = re.compile(r"application/(.*\+)?json")
+_OTHER_FORM = "the server's answer is not of the form that this tool reads"
 
 
 class HttpSpec(ToolSpec):
@@ -174,12 +175,9 @@ def _output(answer: Response, select: Callable[[Any], Any] | None, max_bytes: in
 
 def _selected(answer: Response, select: Callable[[Any], Any], max_bytes: int) -> ToolOutput:
     value = _json_of(answer, max_bytes)
-    try:
+    # Not its own errors alone: it compares texts with numbers, say, where an answer has both.
+    with told_as(ToolFailed, _OTHER_FORM, Exception, reason="server_error"):
         value = select(value)
-    except Exception as error:  # not its own alone: it compares texts with numbers, say, where an answer has both
-        raise ToolFailed(
-            "the server's answer is not of the form that this tool reads", reason="server_error"
-        ) from error
     if value is None:
         return ToolOutput("(nothing found)")
     return ToolOutput(_plain(value), value)
@@ -188,28 +186,24 @@ def _selected(answer: Response, select: Callable[[Any], Any], max_bytes: int) ->
 def _json_of(answer: Response, max_bytes: int) -> Any:
     if answer.is_cut:
         raise ToolFailed(f"the server's answer is longer than {max_bytes} bytes", reason="too_large")
-    try:
+    with (
+        told_as(ToolFailed, "the server's answer is not JSON", ValueError, reason="server_error"),
+        told_as(ToolFailed, "the server's answer is too much:", TooMuchJson, reason="too_large"),
+    ):
         return read_json(answer.text.encode(), max_bytes=4 * max_bytes)
-    except TooMuchJson as error:
-        raise ToolFailed(f"the server's answer is too much: {error}", reason="too_large") from error
-    except ValueError as error:
-        raise ToolFailed("the server's answer is not JSON", reason="server_error") from error
 
 
 def _search_r1(answer: Response, max_bytes: int) -> ToolOutput:
     """`{"result": [[{"document": {"contents": "Title\\ntext"}, "score": f}]]}`, or documents without scores, in the
     form in which Search-R1 shows them (its search_r1/llm_agent/generation.py, `_passages2string`)."""
     found = _json_of(answer, max_bytes)
-    try:
+    with told_as(ToolFailed, _OTHER_FORM, TypeError, KeyError, ValueError, AttributeError, reason="server_error"):
         (documents,) = found["result"]
         value = []
         for one in documents:
             contents = one.get("document", one)["contents"]
             title, _, text = contents.partition("\n")
             value.append({"title": title, "text": text, "score": one.get("score")})
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
-        text = "the server's answer is not of the form that this tool reads"
-        raise ToolFailed(text, reason="server_error") from error
     shown = [f"Doc {number}(Title: {one['title']}) {one['text']}" for number, one in enumerate(value, start=1)]
     return ToolOutput("\n".join(shown) or "no documents match", value)
 

@@ -374,6 +374,22 @@ def test_what_is_asked_again_is_answered_by_the_tool_and_counted_by_no_breaker()
     assert run(work()) == ["no", "no", "no", "answer 4", "answer 5"]
 
 
+@pytest.mark.parametrize(("reason", "said"), [("disconnected", "disconnected"), ("server_error", "unavailable")])
+def test_while_it_is_asked_again_a_call_that_may_have_felled_its_server_is_tried_once(reason: str, said: str) -> None:
+    """Another try would find nobody there yet, and tell of that alone."""
+    reasons = iter([reason, "unavailable"])
+    _, tool = flaky("async", 2, lambda: ToolFailed("no", reason=next(reasons), retryable=True))
+
+    async def work() -> str:
+        token = asked_again.set("unavailable")
+        try:
+            return (await under(tool, retries=1).run([ToolCall("t", {})], context()))[0].reason
+        finally:
+            asked_again.reset(token)
+
+    assert run(work()) == said
+
+
 @pytest.mark.parametrize("fails", [1, 3])
 def test_an_open_breaker_lets_through_what_is_asked_again_and_shuts_where_that_goes_well(fails: int) -> None:
     _, tool = flaky("async", fails, lambda: ToolFailed("no", whose="infrastructure"))

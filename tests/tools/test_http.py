@@ -322,6 +322,19 @@ def test_a_server_that_dawdles_costs_the_tools_time_limit(reply: bytes) -> None:
     assert result.outcome == "timeout"
 
 
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE"])
+def test_a_request_is_sent_once_and_the_connection_that_it_broke_is_told(method: str) -> None:
+    asked: list[str] = []
+
+    async def falls(request: web.Request) -> web.Response:
+        asked.append(request.method)
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    assert (ask(falls, method=method).reason, asked) == ("disconnected", [method])
+
+
 def test_a_server_that_is_not_there_is_a_short_failure() -> None:
     async def go() -> ToolResult:
         async with served(echo) as address:
