@@ -14,15 +14,16 @@ from rlenv.errors import RewardError, Whose
 from rlenv.messages import ToolCall, ToolResult
 from rlenv.rewards.asking_again import ROUNDS, Answered, Known, Refused, Untold, in_turn
 from rlenv.rewards.base import RewardContext
-from rlenv.tools.base import Tool, asked_again
+from rlenv.tools.base import FELLED, Tool, asked_again
 
 _T = TypeVar("_T")
 _SHARE: Final = 0.6
 """Of the time for the reward, for all that is asked again: nobody's batch waits for a tool that hangs."""
+_FIRST_SHARE: Final = 2 / 3
+"""Of that, for each tool's calls until one is known to be the policy's: with less, nothing is found out of many."""
 _LEAST_S: Final = 1.0
 """What one call has beside twice its own time, however many there are: with less, nothing is found out of any."""
-_FELLED: Final = ("crashed", "killed", "stopped", "disconnected")
-_DEATHS: Final = (*_FELLED, "server_died")
+_DEATHS: Final = (*FELLED, "server_died")
 _LOST: Final = ("infrastructure", "unclear")
 _REFUSED: Final = "refused"
 _BY_CODE: Final[Mapping[str, Whose]] = {"infrastructure": "infrastructure", "unclear": "unclear", _REFUSED: "policy"}
@@ -66,6 +67,10 @@ def _may_change(one: Tool, answers: Tool) -> bool:
 def _own_s(result: ToolResult) -> float:
     """The seconds that a call took, less those in which it waited for its turn or for a process to start."""
     return max(0.0, result.seconds - result.waited)
+
+
+class _TooFewRounds(RewardError):
+    """A call failed again each time, and what is known to work never, for as long as there was time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +191,15 @@ async def settling(
                 known[key] = again
             else:
                 try:
-                    share = min(left, max(left / (len(lost) - at), least))
+                    rest = lost[at:]
+                    share = max(left / len(rest), least)
+                    if again is None and len(rest) > 1:
+                        share = max(share, _FIRST_SHARE * left / len({other.tool for other in rest}))
                     with running_under(limit):
-                        result = await _settled(one, tools.get(one.tool), context, None, within_s=share)
+                        result = await _settled(one, tools.get(one.tool), context, None, within_s=min(left, share))
                         known[key] = await _with_its_calls(result, tools, context)
                 except RewardError as error:
-                    known[key] = error
+                    known[key] = again if again is not None and isinstance(error, _TooFewRounds) else error
         found = known[key]
         if isinstance(found, ToolResult) and found.outcome != "ok":
             again = found
@@ -237,12 +245,12 @@ async def _settled(
     lost: Lost, tool: Tool | None, context: RewardContext, known: Mapping[str, Any] | None, *, within_s: float
 ) -> ToolResult:
     failed = lost.result
-    if known is None and tool is not None:
-        known = _known(tool, context)
+    known = _known(tool, context) if known is None and tool is not None else known
     if tool is None or tool.mutates or known is None:
         raise _untried(lost, tool)
     arguments, well = lost.arguments, failed
-    may_fell = is_refused = is_doubtful = False
+    may_fell = is_doubtful = False
+    failures = set[str]()  # of the call, beside a known one that went well
 
     async def ask_known() -> Answered[ToolResult] | Refused | Untold:
         nonlocal well, is_doubtful
@@ -256,16 +264,15 @@ async def _settled(
         return Refused(why) if is_there else Untold(why, is_last=not is_lost(found))
 
     async def ask_again() -> Answered[ToolResult] | Refused | Untold:
-        nonlocal is_refused
         if arguments is None:
             return Refused("it was not kept")
         if arguments == known:
             return Answered(well) if well.outcome == "ok" else Untold("it is what is known to work")
         found = await context.call(tool.name, arguments)
-        if found.reason != _REFUSED and (not is_lost(found) or (found.reason in _FELLED and not may_fell)):
+        if found.reason != _REFUSED and (not is_lost(found) or (found.reason in FELLED and not may_fell)):
             return Answered(found)
-        is_refused = is_refused or (found.reason == _REFUSED and well.outcome == "ok")
         why = f"{found.reason}: {found.text:.200}"
+        failures.update((found.reason,) if well.outcome == "ok" and found.whose != "infrastructure" else ())
         return Untold(why) if found.whose == "infrastructure" else Refused(why)
 
     async def asked(failed: ToolResult, limit: Countdown) -> ToolResult | RewardError | None:
@@ -284,14 +291,15 @@ async def _settled(
             return found if found is None or not is_lost(found) else await asked(found, limit)
         except RewardError as error:
             # Refused beside a known one that went well, and then had no place: who asks so much would be masked by it.
-            return None if is_refused and not is_doubtful else error
+            told = None if _REFUSED in failures else _TooFewRounds(str(error))
+            return error if is_doubtful or not failures else told
         finally:
             asked_again.reset(token)
 
     ask = partial(asked, failed, share_of_time(1.0, most_s=within_s))
     if isinstance(found := await _once(context, f"{tool.name} {arguments!r}", ask), RewardError):
         told = f"a call of '{lost.tool}' failed by no fault of the policy's ({failed.reason or failed.outcome})"
-        raise RewardError(f"{told}, or nobody can tell: {found}") from found
+        raise type(found)(f"{told}, or nobody can tell: {found}") from found
     return replace(failed, whose="policy") if found is None else found
 
 

@@ -411,6 +411,55 @@ def test_more_lost_calls_than_there_is_time_for_mask_nothing_and_cost_no_more(
     assert seconds <= 36.0
 
 
+@pytest.mark.parametrize("number", [1, 2, 3, 8, 30])
+@pytest.mark.parametrize(("own_s", "known_s"), [(0.2, 0.2), (0.7, 0.7), (0.0, 0.7), (1.5, 1.5), (0.0, 2.0)])
+def test_several_calls_that_fail_again_are_the_policys_as_one_is(
+    own_s: float, known_s: float, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one among them that an outage took is answered."""
+    failed = ToolResult("tool", "no", "failed", reason="server_error", whose="unclear", seconds=own_s)
+
+    async def call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        await passes(known_s if arguments["q"] == "known" else own_s)
+        return ToolResult(name, "did", "ok") if arguments["q"] in ("known", "item") else failed
+
+    async def main() -> tuple[list[str], float]:
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(time, "monotonic", loop.time)
+        lost = [Lost("tool", {"q": q}, failed) for q in ("item", *map(str, range(number)))]
+        with running_under(Countdown(60.0)):
+            found = [one async for one in settling(lost, {"tool": TOOL}, reward_context(call=call))]
+        return [
+            one.outcome + one.whose if isinstance(one, ToolResult) else "nobody knows" for one in found
+        ], loop.time()
+
+    found, seconds = run_skipping(main())
+    assert found == ["ok", *["failedpolicy"] * number]
+    assert seconds <= 36.0 + own_s + known_s
+
+
+def test_a_failure_while_the_known_call_fails_too_is_nobodys_beside_one_of_the_policys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failed = ToolResult("tool", "no", "failed", reason="server_error", whose="unclear", seconds=0.1)
+    is_down = False
+
+    async def call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        nonlocal is_down
+        await passes(0.1)
+        is_down = is_down or arguments["q"] == "item"
+        return ToolResult(name, "did", "ok") if arguments["q"] == "known" and not is_down else failed
+
+    async def main() -> list[str]:
+        monkeypatch.setattr(time, "monotonic", asyncio.get_running_loop().time)
+        lost = [Lost("tool", {"q": q}, failed) for q in ("bad", "item")]
+        with running_under(Countdown(60.0)):
+            found = [one async for one in settling(lost, {"tool": TOOL}, reward_context(call=call))]
+        return [one.whose if isinstance(one, ToolResult) else "nobody knows" for one in found]
+
+    assert run_skipping(main()) == ["policy", "nobody knows"]
+
+
 def test_an_answer_counts_however_the_known_call_does() -> None:
     async def call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
         if arguments["q"] == "very":
