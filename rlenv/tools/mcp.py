@@ -308,28 +308,28 @@ def _tool(
 
     async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
         _check_sendable(arguments)
-        scope = call.scope() if is_own else call.shared()
-        server = server_of(call)
+        scope, server = call.scope() if is_own else call.shared(), server_of(call)
         key = ("mcp", server.key, size)
-        reason, late = asked_again.get(), call.scope().keep(("mcp late", key), list[Connection])
+        reason, lost = asked_again.get(), call.scope().keep(("mcp lost", key), list[Connection | None])
         # A server that had a call until its time was over, and was replaced, has lost what it held as one that died.
-        is_lost = reason in _DEATHS or (reason == "late" and any(one.is_gone for one in late))
+        is_lost = reason in _DEATHS or (reason == "late" and any(one and one.is_gone for one in lost))
         # Servers of its own: one that dies or hangs again shows what it was, and takes no call of others along.
         # What a server refuses it is asked itself.
         is_trial = not is_own and (is_lost or (is_stateless and reason not in ("", "refused")))
         kept, many = ((*key, "again"), _DEFAULT_POOL) if is_trial else (key, size)
         try:
             pool = await scope.get(kept, lambda: open_pool(server, size=many, is_trial=is_trial))
-            result = await pool.call(remote, arguments, deadline=call.deadline, late=None if is_trial else late)
+            result = await pool.call(remote, arguments, deadline=call.deadline, late=None if is_trial else lost)
         except CallFailed as error:
             text = _TOO_LARGE if error.reason == "too_large" else str(error)
             raise ToolFailed(text, reason=error.reason) from error
         except ServerDied as error:
+            lost += [None] * (error.reason != "unavailable")
             text = f"the server of the tool {name} stopped during the call"
             raise ToolFailed(text, reason=error.reason, retryable=True) from error
         except (ServerDown, ResourceError) as error:
-            if isinstance(error, ResourceError) and call.turn >= 0:
-                raise  # nobody plays on without it; a reward asks again, until it is back or there is no more time
+            if isinstance(error, ResourceError) and call.turn >= 0 and not lost:
+                raise  # nobody plays on without it but who may have felled it, or a call could mask its sample
             text = f"the tool {name} is not available at the moment"
             raise ToolFailed(text, reason="server_down", retryable=True) from error
         return as_output(name, result)

@@ -437,6 +437,31 @@ def test_a_reward_asks_a_server_that_cannot_be_started_until_it_is_back(tmp_path
 
 
 @pytest.mark.slow
+def test_an_episode_whose_call_felled_a_server_that_stays_away_goes_on(tmp_path: Path) -> None:
+    from rlenv.errors import ResourceError
+
+    program = tmp_path / "lab.py"
+    copyfile(SERVERS / "lab.py", program)
+    tools, others = lab(cwd=str(tmp_path)), Scope()
+
+    async def work(make: Make) -> set[str | None]:
+        token = asked_again.set("crashed")  # so that nobody waits between two starts
+        try:
+            await process_of(tools, make)
+            program.unlink()
+            found = [await call(tools["die"], {"code": 3}, within=replace(make(), turn=0))]
+            found += [await call(tools["place"], {}, within=replace(make(), turn=0)) for _ in range(8)]
+            one = replace(make(), turn=0, scope=lambda: others)
+            with pytest.raises(ResourceError, match="several times in a row"):
+                found += [await call(tools["place"], {}, within=one) for _ in range(4)]
+            return {one.reason for one in found}
+        finally:
+            asked_again.reset(token)
+
+    assert within(work) == {"crashed", "server_down"}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [{"code": 3}, {"code": -9}])
 def test_a_server_that_dies_fails_its_calls_at_once_and_is_started_again(arguments: dict[str, Any]) -> None:
     tools = lab()

@@ -138,7 +138,7 @@ class Link:
         return connection if connection.is_open and self._host is not None and self._host.is_open else None
 
     async def call(
-        self, name: str, arguments: Mapping[str, Any], *, deadline: float, late: list[Connection] | None = None
+        self, name: str, arguments: Mapping[str, Any], *, deadline: float, late: list[Connection | None] | None = None
     ) -> CallToolResult:
         """One call of a tool. `late` gets the connection that had it until its time was over.
 
@@ -161,7 +161,7 @@ class Link:
             self.in_flight -= 1
 
     async def _call(
-        self, name: str, arguments: Mapping[str, Any], deadline: float, late: list[Connection] | None
+        self, name: str, arguments: Mapping[str, Any], deadline: float, late: list[Connection | None] | None
     ) -> CallToolResult:
         connection = self.current
         if connection is None:
@@ -343,7 +343,7 @@ class SessionPool:
         self._links: list[Link] = []
 
     async def call(
-        self, name: str, arguments: Mapping[str, Any], *, deadline: float, late: list[Connection] | None = None
+        self, name: str, arguments: Mapping[str, Any], *, deadline: float, late: list[Connection | None] | None = None
     ) -> CallToolResult:
         """One call of a tool; see `Link.call`."""
         return await self._link().call(name, arguments, deadline=deadline, late=late)
