@@ -35,7 +35,7 @@ _WORDS: Final = {
     "'": 'names and strings stand in double quotes (")',
 }
 _TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*+("?)|[][{}]', re.DOTALL)
-_THINKING: Final = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
+THINKING: Final = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
 _REPLY_BYTES: Final = 400_000
 _LONE_ESCAPE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -305,7 +305,7 @@ def object_in(reply: str) -> dict[str, Any]:
     Raises:
         ValueError: there is none; the message says what was found, for the model as well.
     """
-    text = _THINKING.sub("", reply)
+    text = THINKING.sub("", reply)
     start, end = text.find("{"), text.rfind("}")
     if start < 0 or end < start:
         raise ValueError("the reply holds no JSON object")

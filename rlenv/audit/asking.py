@@ -30,7 +30,7 @@ _FEW_WORDS = 4
 _LUCK = 0.05
 _PIECE = re.compile(r"[.:;?!()]\s|\n")
 _COMMA = re.compile(r",\s*(?:and |or )?|\s+(?:and|or)\s+")
-_ID = re.compile(r"[\w@][\w.@/:-]*\w|\w")
+ID = re.compile(r"[\w@][\w.@/:-]*\w|\w")
 # A game whose rule it is to ask until it is found.
 _GUESSES = re.compile(r"\bguesses\b|\bguess (?:the|my|a|an|it)\b|\bhigher or lower\b", re.IGNORECASE)
 
@@ -128,7 +128,7 @@ def siblings(subject: AuditSubject, tool: Tool, key: str, right: Any) -> list[An
     if isinstance(right, str):  # an amount is no name, of which there are others
         look = _look(text)
         results = [result.text for _, result in subject.oracle_calls() if result.outcome == "ok"]
-        named = _ID.findall(" ".join([subject.prompt, *results]))
+        named = ID.findall(" ".join([subject.prompt, *results]))
         known += [one for one in named if look != "a" and _look(one) == look]
         known += [one for one in values_of(subject, tool.name, key) if "enum" not in part]
     known = [*part.get("enum", ()), *known]

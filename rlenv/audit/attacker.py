@@ -9,14 +9,14 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rlenv._base.bounded import cut_end, cut_middle
 from rlenv.audit import attacker_scripts as scripts
 from rlenv.audit.report import AttackerLimits, AttackerReport, Hole, HoleEpisode, LeastEpisode, StrategyResult, hole_of
-from rlenv.audit.subject import AuditSubject
+from rlenv.audit.subject import AuditSubject, Progress
 from rlenv.dialects.built_in import broken_message
 from rlenv.endpoints import Client, Endpoint
 from rlenv.endpoints.account import asks
@@ -37,8 +37,6 @@ _LEAST_SHOWN: Final = 1_200
 _CUT: Final = "; it was cut at a limit of tokens"
 _OUTAGES: Final = ("policy", "refused")
 _LIMITS: Final = AttackerLimits()
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)

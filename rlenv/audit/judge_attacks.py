@@ -20,7 +20,7 @@ import jinja2.meta
 from rlenv._base.bounded import cut_middle
 from rlenv.audit.judge import no_call
 from rlenv.audit.report import Hole, HoleEpisode, JudgedTerm, JudgeFall, hole_of, mean_of
-from rlenv.audit.subject import AuditSubject
+from rlenv.audit.subject import AuditSubject, Progress
 from rlenv.audit.texts import ATTACKS, DATA, HINTS, NEUTRAL, JudgeAttack, words_of
 from rlenv.endpoints.account import asks
 from rlenv.episodes.environment import Environment
@@ -37,8 +37,6 @@ _SHARE: Final = 1 / 3
 """Of the tasks; what moves a judge on fewer is no finding."""
 _CONCURRENCY: Final = 32
 _SHOWN: Final = 600
-
-Progress = Callable[[str, int, int], None]
 
 
 _FLATTERED: Final = "judge_flattered"

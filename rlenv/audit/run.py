@@ -27,7 +27,7 @@ from rlenv.audit.report import Attacker, AuditReport, Hole, Thresholds
 from rlenv.audit.rewrites import items_of, rewrite_scripts
 from rlenv.audit.shortcuts import find_shortcut
 from rlenv.audit.state import attack_state
-from rlenv.audit.subject import Action, AuditSubject, hearts_of, options_of
+from rlenv.audit.subject import Action, AuditSubject, Progress, hearts_of, options_of
 from rlenv.audit.telling import play_again, talk_to_user, tell_the_next, tell_tools
 from rlenv.audit.texts import shrug
 from rlenv.audit.variants import variant_scripts
@@ -53,8 +53,6 @@ _EPISODES = 200
 """Episodes on each task that is attacked; with room for those that wait for a program that hangs."""
 
 Subjects = Sequence[AuditSubject]
-Progress = Callable[[str, int, int], None]
-"""Told what is being done, how many steps it is done with, and how many there are."""
 
 
 async def audit(

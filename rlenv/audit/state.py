@@ -10,7 +10,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from rlenv.audit.asking import RUNS, siblings, values_of
+from rlenv.audit.asking import ID, RUNS, siblings, values_of
 from rlenv.audit.crafted import named_words
 from rlenv.audit.play import Adaptive, Chapter, Key, Results, ScriptPlayer, Way, script_of, total_of
 from rlenv.audit.probes import arguments_of, beyond_calls, filler, places_of
@@ -35,7 +35,6 @@ _MORE = 1.2
 _OFTEN = 32
 _MOST_PLACES = 6
 _TABLE = re.compile(r"(?i)\b(?:from|into|update|table|join)\s+[\"`\[]?(\w+)")
-_ID = re.compile(r"[\w@][\w.@/:-]*\w|\w")
 _ALL = ("*", "all", "%", ".*", "")
 """What means all there is in usual tools."""
 
@@ -243,7 +242,7 @@ def _empty_state(subject: AuditSubject, *, changing: Sequence[Tool]) -> Adaptive
         results: Results = yield Message("assistant", "", tuple(some))
         turns, made = turns - 1, made + len(some)
         texts = [result.text for result in results if not result.is_error]
-        names += [name for text in texts for name in (*_WHOLE.findall(text), *_ID.findall(text))]
+        names += [name for text in texts for name in (*_WHOLE.findall(text), *ID.findall(text))]
     # What the oracle gives in the middle: it must not count for being last.
     own = {str(value) for call in subject.own_calls() for value in call.arguments.values()}
     names = list(dict.fromkeys(names))

@@ -23,6 +23,8 @@ from rlenv.tools.base import Tool
 from rlenv.trajectory import Trajectory
 
 Action = str | Message
+Progress = Callable[[str, int, int], None]
+"""Told what is being done, how many steps it is done with, and how many there are."""
 
 _LETTERED = re.compile(r"(?:^|[\s(])([A-J])[).:]\s+(\S[^\n]*?)(?=\s+\(?[A-J][).:]\s|\n|$)", re.MULTILINE)
 _ONE_OF = re.compile(r"((?:[\w.'-]+(?: [\w.'-]+)?, ?)*[\w.'-]+),? or ([\w.'-]+)\s*[?.:)]")

@@ -22,7 +22,8 @@ from rlenv.audit.agreement import Differing, Disagreement, disagreement
 from rlenv.audit.judge import JudgeReport, audit_judge, judge_of, read_anchors
 from rlenv.audit.judge_attacks import asked_of_models
 from rlenv.audit.report import Attacker, AttackerLimits, AttackerReport, AuditReport, Hole, Thresholds
-from rlenv.audit.run import Progress, audit
+from rlenv.audit.run import audit
+from rlenv.audit.subject import Progress
 from rlenv.cli.console import Console, WithPrices, WithReader, counting, endpoint_at, show_spending_line
 from rlenv.cli.options import WithSpec, option
 from rlenv.cli.terminal import write, write_error

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from rlenv.dialects.base import tool_call
 from rlenv.dialects.json_body import JsonForm, marks_of
-from rlenv.dialects.json_text import MAX_DEPTH, missing_brackets
+from rlenv.dialects.json_text import DECODER, MAX_DEPTH, RAW_DECODER, missing_brackets
 from rlenv.dialects.literals import Broken, call_at, literal, missing_closes
 from rlenv.dialects.reading import Call, Outcome, Reading, RefusedValue, malformed, skip_space, typed
 from rlenv.dialects.schema import Shape
@@ -313,8 +313,6 @@ class TextForm(_Marked):
         return [tool_call(spec.tool, {key: given}, None, start, end)], end, mark == ""
 
 
-_DECODER: Final = json.JSONDecoder()
-_RAW_DECODER: Final = json.JSONDecoder(strict=False)
 _PART: Final = 4096
 
 
@@ -332,7 +330,7 @@ class AnywhereForm:
         self._separator = spec.separator.strip()
         self._name = spec.name_key
         self._arguments = marks_of(spec.arguments_key)
-        self._decoder = _RAW_DECODER if "raw_strings" in lenient else _DECODER
+        self._decoder = RAW_DECODER if "raw_strings" in lenient else DECODER
         keys = "|".join(map(re.escape, self._arguments))
         self._head = re.compile(
             r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?'

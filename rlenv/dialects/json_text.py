@@ -21,8 +21,8 @@ from rlenv._base.strict_json import (
     reason_of,
 )
 
-__all__ = ["MAX_DEPTH", "NEAR", "Extent", "Strings", "elements", "escaped_strings", "json_call_reader", "load"]
-__all__ += ["missing_brackets", "shaper", "value_end", "with_ids"]
+__all__ = ["DECODER", "MAX_DEPTH", "NEAR", "RAW_DECODER", "Extent", "Strings", "elements", "escaped_strings"]
+__all__ += ["json_call_reader", "load", "missing_brackets", "shaper", "value_end", "with_ids"]
 
 # One that is not closed goes on to the text's end, or it would be looked through once for each quote in it.
 _STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)', re.DOTALL)
@@ -131,8 +131,8 @@ def _escaped(match: re.Match[str]) -> str:
 NEAR: Final = 1024
 """What stands so near is looked for at once."""
 _BLOCK: Final = 64
-_DECODER: Final = json.JSONDecoder()
-_RAW_DECODER: Final = json.JSONDecoder(strict=False)
+DECODER: Final = json.JSONDecoder()
+RAW_DECODER: Final = json.JSONDecoder(strict=False)
 _STRICT: Final = re.compile(r'"(?>(?:[^"\\\x00-\x1f]++|\\[^\x00-\x1f])*)')
 _RAW: Final = re.compile(r'"(?>(?:[^"\\]++|\\[\s\S])*)')
 _VALUE: Final = re.compile(r'\[|\{[ \t\r\n]*(?:["}]|\Z)')
@@ -231,7 +231,7 @@ def value_end(text: str, at: int, stop: int, *, raw: bool) -> int:
     """The end of the JSON object or list at `at`, at `stop` at the latest; -1 where there is none."""
     if _VALUE.match(text, at) is None:
         return -1
-    decoder = _RAW_DECODER if raw else _DECODER
+    decoder = RAW_DECODER if raw else DECODER
     # In windows, so that many values in one text cost no more than their length.
     size = 4096
     while True:

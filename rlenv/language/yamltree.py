@@ -23,7 +23,7 @@ MAX_ALIASED = 100_000
 """All aliases of a document may stand for this many nodes together."""
 
 # The set that PyYAML counts lines by, so that quoted lines are the lines it names.
-_LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
+YAML_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 _MAX_DIGITS = 3_500
 _WIDE_SPACE = re.compile(r" *(?! )([^\S\t\n\r])")  # such as the no-break space that copied text has
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -90,7 +90,7 @@ class Span:
                 match = re.compile(re.escape(find)).search(self.source.text, self.start, self.end)
             if match is not None:
                 before = self.source.text[: match.start()]
-                breaks = list(_LINE_BREAK.finditer(before))
+                breaks = list(YAML_BREAK.finditer(before))
                 last = breaks[-1].end() if breaks else 0
                 return len(breaks) + 1, match.start() - last + 1
         if self.style == "|":
@@ -102,7 +102,7 @@ class Span:
 
 def text_span(text: str, *, file: str, base: Path) -> Span:
     """The place of a whole file of text."""
-    lines = tuple(_LINE_BREAK.split(text))
+    lines = tuple(YAML_BREAK.split(text))
     # What stands in line N of the text stands in line N of the file, as below a | in a document.
     return Span(file, 0, 1, base, 0, len(text), "|", _Text(text, lines))
 
@@ -172,7 +172,7 @@ class _Reader:
     def __init__(self, text: str, file: str, base: Path, is_override: bool) -> None:
         self._file = file
         self._base = base
-        self._source = _Text(text, tuple(_LINE_BREAK.split(text)))
+        self._source = _Text(text, tuple(YAML_BREAK.split(text)))
         self._is_override = is_override
         self._stack: list[_Open] = []
         self._anchors: dict[str, Node | None] = {}
@@ -215,7 +215,7 @@ class _Reader:
                 yield loader.get_event()  # type: ignore[no-untyped-call]
         except yaml.reader.ReaderError as error:
             before = self._source.text[: error.position]
-            lines = _LINE_BREAK.split(before)
+            lines = YAML_BREAK.split(before)
             code = error.character if isinstance(error.character, int) else ord(error.character)
             span = self._at(len(lines), len(lines[-1]) + 1)
             message = f"found the character U+{code:04X}, which YAML does not allow"

@@ -20,7 +20,7 @@ import orjson
 
 from rlenv._base.bounded import cut_middle, encodable
 from rlenv._base.schemas import BoundedValidator
-from rlenv._base.strict_json import DuplicateKey, unique
+from rlenv._base.strict_json import THINKING, DuplicateKey, unique
 from rlenv.concurrency.deadline import Breaker
 from rlenv.concurrency.scope import Scope
 from rlenv.endpoints import REFUSED, Endpoint
@@ -169,7 +169,6 @@ def _key(whom: list[str], material: list[str]) -> bytes:
     return digest.digest()
 
 
-_THINKING = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
 _SPACE = re.compile(r"\s+")
 _MAX_REPLY_CHARS = 200_000
 _MAX_REASON_CHARS = 2_000
@@ -258,7 +257,7 @@ class ReplySchema:
             raise UnreadableReply(f"the reply {why}")
         if len(text) > _MAX_REPLY_CHARS:
             raise UnreadableReply(f"the reply has more than {_MAX_REPLY_CHARS} characters")
-        text = _THINKING.sub("", text).strip()
+        text = THINKING.sub("", text).strip()
         if fenced := _FENCED.match(text):
             text = fenced[1]
         reply = _parsed(text)

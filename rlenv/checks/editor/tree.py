@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlenv.errors import SpecError
-from rlenv.language.yamltree import Node, parse_text
+from rlenv.language.yamltree import YAML_BREAK, Node, parse_text
 
-YAML_BREAK: Final = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 _LSP_BREAK: Final = re.compile("\r\n|[\n\r]")
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -163,8 +164,7 @@ def _tool_called(name: str, spec: ToolCalledSpec, context: TermCompileContext) -
         does_fit = any(fits(each) for each in range(count, max(count, at_most) + 1))
         return Measured(float(does_fit), f"{count} calls of {spec.tool}", {"calls": count})
 
-    def where(context: RewardContext) -> Where:
-        return _calls_at(context, tool=spec.tool, last_only=last_only)
+    where = partial(_calls_at, tool=spec.tool, last_only=last_only)
 
     def made(context: RewardContext) -> Iterator[tuple[str, int]]:
         """The outcomes of the calls of the tool, and how many had each."""
@@ -289,9 +289,7 @@ def _tool_call_count(name: str, spec: ToolCallCountSpec, context: TermCompileCon
             return measured(found, len(lost) - await count_against(lost, tools, context, most=too_many))
         return measured(found, len(lost))
 
-    def where(context: RewardContext) -> Where:
-        return _calls_at(context, tool=None, last_only=last_only)
-
+    where = partial(_calls_at, tool=None, last_only=last_only)
     if spec.max is None:
         return Term(name=name, spec=spec, measure=lambda context: measured(count(context)), where=where)
     return Term(name=name, spec=spec, measure_async=measure_async, where=where)
@@ -405,9 +403,7 @@ def _calls_match(name: str, spec: CallsMatchSpec, context: TermCompileContext) -
             del calls[at]
         return Measured(1.0)
 
-    def where(context: RewardContext) -> Where:
-        return _calls_at(context, tool=None, last_only=last_only)
-
+    where = partial(_calls_at, tool=None, last_only=last_only)
     return Term(name=name, spec=spec, measure=measure, where=where)
 
 

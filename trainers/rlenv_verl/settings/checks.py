@@ -27,8 +27,8 @@ from rlenv_train.fate import failure_policy
 from rlenv_train.samples import stragglers
 from rlenv_verl.settings import THREAD_VARIABLES, algorithm_names, mode_names, verl_keys
 
-_SECTIONS: Final = ("environment", "run", "verl", "verl_add")
-_KEYS: Final = ("extends", "algorithm", "mode", *_SECTIONS, "with")
+SECTIONS: Final = ("environment", "run", "verl", "verl_add")
+_KEYS: Final = ("extends", "algorithm", "mode", *SECTIONS, "with")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MODES: Final = ("greedy", "sampled")
 
@@ -119,10 +119,10 @@ def preset_faults(document: SourceDocument) -> Iterator[Finding]:
         if name not in (*algorithm_names(), *mode_names()):
             yield _no_such(document, place, name, [*algorithm_names(), *mode_names()], "algorithm or mode", at="key")
         elif isinstance(part, Mapping):
-            yield from _unknown(document, place, _SECTIONS, f"with.{name}")
+            yield from _unknown(document, place, SECTIONS, f"with.{name}")
             yield from _sections(document, place)
         else:
-            yield document.fault(place, f"expected a mapping with {', '.join(_SECTIONS)}")
+            yield document.fault(place, f"expected a mapping with {', '.join(SECTIONS)}")
 
 
 def _unknown(document: SourceDocument, at: tuple[str, ...], known: tuple[str, ...], what: str) -> Iterator[Finding]:
@@ -146,7 +146,7 @@ def _no_such(
 
 def _sections(document: SourceDocument, at: tuple[str, ...]) -> Iterator[Finding]:
     held = document.get(at) if at else document.data
-    for section in _SECTIONS:
+    for section in SECTIONS:
         if section in held and not isinstance(held[section], Mapping):
             yield document.fault((*at, section), "expected a mapping of keys to values")
     yield from _environment(document, (*at, "environment"), _mapping(held, "environment"), _mapping(held, "run"))

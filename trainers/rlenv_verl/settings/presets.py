@@ -26,7 +26,7 @@ from rlenv.errors import Finding, SpecError, UsageError, all_known, did_you_mean
 from rlenv.language.document import SourceDocument, parse_source
 from rlenv_train.specs import read_override
 from rlenv_verl.settings import THREAD_VARIABLES, algorithm_names, names_in, preset_names, thread_variables
-from rlenv_verl.settings.checks import RUN_KEYS, RUN_NEEDED, SFT_KEYS, Check, preset_faults
+from rlenv_verl.settings.checks import RUN_KEYS, RUN_NEEDED, SECTIONS, SFT_KEYS, Check, preset_faults
 
 _MAX_EXTENDS: Final = 16
 
@@ -172,8 +172,6 @@ def layered(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     return laid_over({**rest, "environment": environment, "run": run}, above)
 
 
-_SECTIONS = ("environment", "run", "verl", "verl_add")
-
 _PLAIN = re.compile(r"[A-Za-z0-9_./:-]+")
 _AMBIGUOUS = re.compile(r"(?i)(true|false|null|nan|inf|[-+]?[0-9][0-9_.e+-]*|.*:.*)")
 
@@ -228,8 +226,8 @@ def load_preset(name: str, *, algorithm: str | None = None, mode: str | None = N
     layers += [own[choice] for choice in (algorithm, mode) if choice in own]
     merged: dict[str, Any] = {}
     for layer in layers:
-        merged = layered(merged, {section: layer[section] for section in _SECTIONS if section in layer})
-    sections = {section: merged.get(section, {}) for section in _SECTIONS}
+        merged = layered(merged, {section: layer[section] for section in SECTIONS if section in layer})
+    sections = {section: merged.get(section, {}) for section in SECTIONS}
     environment = {key: str(value) for key, value in sections.pop("environment").items()}
     threads = sections["run"].get("threads")
     if threads is not None:  # a variable that stands beside it comes from a later layer
@@ -246,7 +244,7 @@ def load_sft_preset(name: str) -> Preset:
     """
     folder = "sft/presets"
     data = _laid_out(_chain(_shipped(folder, name, what="preset for supervised training"), folder))
-    sections: dict[str, Any] = {section: data.get(section) or {} for section in _SECTIONS}
+    sections: dict[str, Any] = {section: data.get(section) or {} for section in SECTIONS}
     environment = {key: str(value) for key, value in sections.pop("environment").items()}
     return Preset(name=name, environment=environment, **sections)
 
