@@ -356,7 +356,7 @@ class _Session:
     async def _fells(self, messages: Sequence[Message], error: EndpointError) -> bool:
         """True where the server is away for a while each time that it has the policy's words, among harmless ones."""
         endpoint = self._client.endpoint
-        soon, within_s = partial(beside, endpoint=endpoint), endpoint.timeout_s * (endpoint.retries + 1)
+        soon, within_s = partial(beside, endpoint=endpoint), endpoint.timeout_s * max(2, endpoint.retries + 1)
         known = partial(tried, partial(self._asked, messages, 1, keeps_own=False, around=soon))
 
         async def own(**tries: Any) -> Completion:
@@ -378,7 +378,7 @@ class _Session:
         and none with the policy's own. Raises RewardError: nobody can tell.
         """
         endpoint, lane = self._client.endpoint, here()
-        soon, within_s = partial(beside, endpoint=endpoint), endpoint.timeout_s * (endpoint.retries + 1)
+        soon, within_s = partial(beside, endpoint=endpoint), endpoint.timeout_s * max(2, endpoint.retries + 1)
 
         async def asked() -> None:
             await self._asked(messages, 1, keeps_own=None if is_now else False, around=soon)

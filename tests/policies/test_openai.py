@@ -516,7 +516,7 @@ def test_what_a_request_that_failed_waits_for_its_place_is_no_answer_without_end
     assert [one.success for one in asyncio.run(main())] == [True] * 6
 
 
-@pytest.mark.parametrize(("by", "mode"), [("time", "tools"), ("tries", "text")])
+@pytest.mark.parametrize(("by", "mode"), [("time", "tools"), ("tries", "text"), ("try", "tools")])
 @pytest.mark.parametrize("word", ["1330+3", "1333", ""], ids=["its own", "a tool's", "any"])
 def test_a_server_that_hangs_at_the_policys_own_words_leaves_its_sample_in(
     make_environment: Any, mode: str, by: str, word: str
@@ -532,9 +532,8 @@ def test_a_server_that_hangs_at_the_policys_own_words_leaves_its_sample_in(
 
     is_time = by == "time"
     environment = make_environment(limits__episode_s=0.5 if is_time else 60)
-    trajectory, _ = served(
-        environment, answer, mode=mode, timeout_s=1.0 if is_time else 0.1, retries=3 if is_time else 19
-    )
+    timeout_s, retries = {"time": (1.0, 3), "tries": (0.1, 19), "try": (2.0, 0)}[by]
+    trajectory, _ = served(environment, answer, mode=mode, timeout_s=timeout_s, retries=retries)
     own = ("time" if is_time else "turn_tokens", 0.0)
     assert _ending(trajectory) == (own if word == "1330+3" else ("policy", None))
 
