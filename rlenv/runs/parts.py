@@ -322,7 +322,7 @@ class Sealed:
             held: dict[str, Any] = {name: row[name].values.to_numpy(zero_copy_only=False) for name in names}
             spans = [(span["start"], span["end"]) for span in row["turns"].as_py()]
             rows.append(Tokens(**held, turns=spans))
-        if events := table["events"][0].as_py():
+        if events := table["events"].cast("binary")[0].as_py():
             events = put_back(self.path.parent.parent, events, table["blobs"][0].as_py() or ())
         return next(self._records(table))[1], rows, events
 

@@ -124,6 +124,21 @@ def test_a_body_without_a_record_is_named(tmp_path: Path, record: pa.Array) -> N
             read()
 
 
+@pytest.mark.parametrize("events", [pa.array([5]), pa.array([[1]]), pa.array([0.5])])
+def test_a_body_whose_events_are_none_is_named(tmp_path: Path, events: pa.Array) -> None:
+    [id] = keep(tmp_path, 1)
+    path = changed(tmp_path, _as("events", events), "bodies")
+    with pytest.raises(UsageError, match=path.name):
+        RunReader(tmp_path).body(id)
+
+
+@pytest.mark.parametrize("events", [pa.array(["{}"]), pa.array([None]), pa.array([b"{}"], pa.large_binary())])
+def test_events_of_a_body_are_read_in_any_column_that_holds_bytes(tmp_path: Path, events: pa.Array) -> None:
+    [id] = keep(tmp_path, 1)
+    changed(tmp_path, _as("events", events), "bodies")
+    assert RunReader(tmp_path).body(id).record
+
+
 def test_a_success_without_a_reward_is_no_measured_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keep(tmp_path / "run", 1)
     changed(tmp_path / "run", _as("reward", pa.array([None], pa.float64())))
