@@ -37,7 +37,7 @@ from rlenv.rewards.rule import compile_for_context, is_async
 
 _MOST_ROWS: Final = 100_000
 _MOST_BYTES: Final = 64_000_000
-_PIECE, _PIECE_ROWS = 4_000_000, 20_000  # characters and rows of a table that are read at once
+_PIECE, _PIECE_ROWS, _ROW = 4_000_000, 20_000, 16_000_000  # characters and rows that are read at once; of a row alone
 _MOST_DEPTH: Final = 120
 _MOST_PARTS: Final = 1_000_000
 _PLAIN_MARSHAL: Final = 2  # the version that writes equal values alike, whoever else refers to their parts
@@ -112,12 +112,12 @@ async def _rows(handle: Any, sql: str) -> list[str]:
         found = await handle.query(asked, deadline=deadline, max_rows=most, max_size=piece, is_urgent=True)
         rows += (new := await asyncio.to_thread(_rows_dumped, found.rows))
         size += sum(map(len, new))
-        if len(rows) > _MOST_ROWS or size > _MOST_BYTES or (found.truncated and not new and piece == _MOST_BYTES):
-            more = f"more than {_MOST_ROWS:,} rows or {_MOST_BYTES // 10**6} MB"
+        if len(rows) > _MOST_ROWS or size > _MOST_BYTES or (found.truncated and not new and piece == _ROW):
+            more = f"more than {_MOST_ROWS:,} rows, {_MOST_BYTES // 10**6} MB, or {_ROW // 10**6} MB in a row"
             raise RewardError(f"a table has {more}; name the tables to compare under 'of'")
         if not found.truncated:
             return await asyncio.to_thread(sorted, rows)
-        piece = _PIECE if new else _MOST_BYTES  # of a row alone
+        piece = _PIECE if new else _ROW
 
 
 def _files(folder: Path, part: str) -> dict[str, Any]:
