@@ -283,8 +283,8 @@ class CallGuard:
             # What one policy writes must not take the tool from all the others: only the tool's own faults count.
             if failure.whose == "policy":
                 breaker.succeeded()
-            elif asked_again.get():  # it was counted when it failed first
-                breaker.abandoned()
+            elif asked_again.get() or "called" in (failure.details or ()):
+                breaker.abandoned()  # it was counted when it failed first, or at the tool that code called
             elif failure.whose == "infrastructure":
                 breaker.failed()
             elif failure.retryable or failure.reason in _OWN:

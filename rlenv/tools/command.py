@@ -170,7 +170,7 @@ def _answer(ended: Ended, program: str, folder: str, spec: CommandSpec) -> ToolO
         raise ToolFailed(f"{name} wrote more than {spec.max_bytes} bytes and was stopped", reason="too_large")
     if ended.code not in spec.expect:
         # 128 and the number is how a shell says that what it ran was killed.
-        was_killed = ended.code in (-signal.SIGKILL, 128 + signal.SIGKILL)
+        was_killed = any(ended.code in (-number, 128 + number) for number in (signal.SIGKILL, signal.SIGTERM))
         reason = "killed" if was_killed else "disk_full" if is_disk_full(folder) else "failed"
         raise ToolFailed(f"{name} {_how(ended.code)}{_shown(ended.errors, folder)}", reason=reason)
     text = ended.output.decode("utf-8", errors="replace").removesuffix("\n")

@@ -630,9 +630,10 @@ def test_a_declared_coercion_is_taken_and_counted(mode: Any) -> None:
         (lambda: ToolFailed("no", reason="crashed"), True),
         (lambda: ToolFailed("no", reason="server_error"), True),
         (lambda: ToolFailed("no", whose="infrastructure"), True),
+        (lambda: ToolFailed("no", whose="infrastructure", details={"called": {"far": {"infrastructure": 1}}}), False),
         (lambda: ValueError("an author's bug"), True),
     ],
-    ids=["policy", "tool", "timeout", "retryable", "crashed", "server_error", "infrastructure", "bug"],
+    ids=["policy", "tool", "timeout", "retryable", "crashed", "server_error", "infrastructure", "code", "bug"],
 )
 @pytest.mark.parametrize("is_asked_again", [False, True])
 def test_a_breaker_counts_the_tools_own_faults_and_each_once(
