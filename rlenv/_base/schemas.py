@@ -16,7 +16,7 @@ import jsonschema_rs
 from rlenv._base.bounded import size
 
 MAX_CHARS: Final = 262_144
-MAX_STEPS: Final = 300_000
+MAX_STEPS: Final = 150_000
 """Schemas applied to values in one check; a step is about a quarter of a microsecond."""
 _MAX_WIDTH: Final = 10_000
 _MAX_DEPTH: Final = 100
