@@ -22,6 +22,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
+from rlenv.concurrency.deadline import bounded_by_itself
 from rlenv.concurrency.processes import Delays, only_child, work_of
 from rlenv.errors import EpisodeError, ToolFailed, UsageError
 from rlenv.tools import _exchange, _matching, _zygote
@@ -29,7 +30,7 @@ from rlenv.tools._bubblewrap import NOBODY, Handshake, check_bubblewrap, has_oth
 from rlenv.tools._cell import CodeLimits, CodeRequest, Outcome, read_result, stop_reason
 from rlenv.tools._process import Collected, collected, readable, sealed
 from rlenv.tools._seccomp import OWN_PID, system_call_filter
-from rlenv.tools.base import ToolContext
+from rlenv.tools.base import ToolContext, asked_again
 
 _START_S = 30.0
 _GRACE_S = 2.0
@@ -349,7 +350,7 @@ class Sandboxes:
         self._all: set[_Sandbox] = set()
 
     async def run(self, wanted: CodeRequest, spec: CodeLimits, *, deadline: float, seed: int) -> Outcome:
-        """Runs it in a sandbox that is free before the deadline (of `time.monotonic`).
+        """Runs it in a sandbox that is free before the deadline (of `time.monotonic`); asked again, it waits longer.
 
         Code that waits may wait for what it asked for itself, and may be kept waiting: it ends as `late`. Where it is a
         retry it ends so only if a probe, run in its place, is kept waiting too, and as `timeout` otherwise.
@@ -357,11 +358,14 @@ class Sandboxes:
         Raises:
             ToolFailed, EpisodeError: none was free, or none could be started.
         """
+        is_patient, begun = bool(asked_again.get()), time.monotonic()  # it was lost once by waiting, perhaps
         try:
-            async with asyncio.timeout(deadline - _MARGIN_S - time.monotonic()):
-                await self._places.acquire()
+            async with asyncio.timeout(None if is_patient else deadline - _MARGIN_S - begun):
+                with bounded_by_itself() if is_patient else contextlib.nullcontext():
+                    await self._places.acquire()
         except TimeoutError as error:
             raise ToolFailed("no sandbox was free in the code's time", reason="busy", retryable=True) from error
+        deadline += is_patient * (time.monotonic() - begun)
         try:
             outcome = await self._in_one(wanted, spec, deadline, seed)
             if outcome.reason == "late" and wanted.is_retry:

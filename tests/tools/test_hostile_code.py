@@ -6,9 +6,11 @@ Every bomb is bounded by the limits of its sandbox, and the whole process by rli
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import resource
 import sys
+import time
 import wsgiref
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,11 +19,14 @@ from typing import Any
 import pytest
 
 import rlenv
+from rlenv.errors import ToolFailed
 from rlenv.language.kinds import CompileContext
 from rlenv.messages import ToolResult
 from rlenv.testing.tools import call, kept
 from rlenv.tools._bubblewrap import UNSEEN
-from rlenv.tools.base import Tool
+from rlenv.tools._cell import CodeRequest
+from rlenv.tools._sandbox import Sandboxes
+from rlenv.tools.base import Tool, asked_again
 from rlenv.tools.code import KIND as CODE
 from rlenv.tools.code import CodeSpec
 from rlenv.tools.command import KIND as COMMAND
@@ -291,3 +296,29 @@ def test_code_does_not_see_what_is_not_to_be_seen() -> None:
         assert attempt(code_tool("bubblewrap"), look)[0].text == "0"
     finally:
         UNSEEN.discard(folder)
+
+
+@pytest.mark.sandbox
+@pytest.mark.parametrize("is_asked_again", [False, True])
+def test_what_a_reward_asks_again_waits_for_a_sandbox_beyond_its_time(is_asked_again: bool) -> None:
+    """Else a group whose codes all hang would leave each of them too few tries to be told from bad luck."""
+    spec = CodeSpec.model_validate({"kind": "code", "sandbox": "bubblewrap", **TRIES})
+    wanted = CodeRequest({"mode": "cell", "code": "1 + 1"})
+
+    async def work() -> tuple[bool, str]:
+        with contextlib.closing(Sandboxes(1)) as sandboxes:
+            await sandboxes._places.acquire()
+            token = asked_again.set("late") if is_asked_again else None
+            running = asyncio.create_task(sandboxes.run(wanted, spec, deadline=time.monotonic(), seed=0))
+            if token is not None:
+                asked_again.reset(token)
+            for _ in range(100):
+                await asyncio.sleep(0)
+            was_waiting = not running.done()
+            sandboxes._places.release()
+            with pytest.raises(ToolFailed) as failed:
+                await running
+            return was_waiting, failed.value.reason
+
+    # There was no time left when it began, for its start either: only its wait counts for nothing.
+    assert asyncio.run(work()) == ((True, "worker") if is_asked_again else (False, "busy"))
