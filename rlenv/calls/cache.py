@@ -226,12 +226,12 @@ class CallCache:
             flight.set_result(landed)
 
     def _key(self, arguments: Mapping[str, Any], context: ToolContext) -> bytes | None:
-        """None where the call has no canonical form; then it is simply run."""
+        """None where the call has no canonical form, as one with NaN, inf or a tuple; then it is simply run."""
         parts = [self.identity, arguments, dict(context.task) if self.depends_on != "arguments" else None]
-        try:
-            return blake2b(orjson.dumps(parts, option=_SORTED), digest_size=24).digest()
-        except TypeError:
-            return None
+        with suppress(TypeError):
+            if orjson.loads(orjson.dumps(arguments)) == arguments:
+                return blake2b(orjson.dumps(parts, option=_SORTED), digest_size=24).digest()
+        return None
 
 
 _log = logging.getLogger("rlenv.tools")

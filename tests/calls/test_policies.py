@@ -224,6 +224,19 @@ def test_equal_arguments_in_any_order_are_run_once(mode: Any, scope: Any, tmp_pa
     assert second.value == first.value
 
 
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), (1, 2)])
+def test_what_json_writes_as_something_else_is_kept_for_nobody(odd: Any) -> None:
+    body = Counting()
+    tool = replace(fake_tool("t", body), parameters={"type": "object", "properties": {"a": {}}})
+    runner = under(tool, cache=CacheSpec())
+
+    async def work() -> list[str]:
+        calls = [ToolCall("t", {"a": [value]}) for value in (odd, None, [1, 2], None, [1, 2])]
+        return [(await runner.run([call], context()))[0].text for call in calls]
+
+    assert run(work()) == ["call 1", "call 2", "call 3", "call 2", "call 3"]
+
+
 def test_a_kept_value_cannot_be_changed_by_who_gets_it() -> None:
     from rlenv.tools.base import ToolOutput
 
