@@ -14,7 +14,6 @@ protocol.py of SGLang 0.5.13; the OpenAI API reference, "Create chat completion"
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -23,6 +22,7 @@ from rlenv.messages import Sampled
 
 _T = TypeVar("_T")
 _MOST_ID: Final = 2**31
+_MOST_FLOAT: Final = 1e308  # an integer may be more than a float holds
 _AS_ID: Final = "token_id:"
 
 
@@ -90,7 +90,7 @@ def _named_id(value: Any) -> int | None:
 
 
 def _finite(value: Any) -> float | None:
-    return float(value) if type(value) in (int, float) and math.isfinite(value) else None
+    return float(value) if type(value) in (int, float) and -_MOST_FLOAT <= value <= _MOST_FLOAT else None
 
 
 def add_tokens(said: Sampled, body: Mapping[str, Any], answer: dict[str, Any], choice: dict[str, Any]) -> None:

@@ -40,7 +40,10 @@ def test_every_form_is_read(answer: dict[str, Any], choice: dict[str, Any], toke
 
 
 @pytest.mark.parametrize("ids", ["7", [True, 1], [1.0], [-1], [2**40], {"0": 1}, [None], [[1]]])
-@pytest.mark.parametrize("logprobs", [5, {}, {"content": [None, 3]}, {"token_logprobs": [float("nan")]}, []])
+@pytest.mark.parametrize(
+    "logprobs",
+    [5, {}, {"content": [None, 3]}, {"token_logprobs": [float("nan")]}, {"token_logprobs": [-(10**400)]}, []],
+)
 def test_what_is_no_list_of_numbers_is_nothing(ids: Any, logprobs: Any) -> None:
     meta = {"output_token_logprobs": [[], ["a", "b"], 3]}
     choice = {"token_ids": ids, "prompt_token_ids": ids, "logprobs": logprobs, "meta_info": meta}
