@@ -287,6 +287,8 @@ class _RemoteEpisode(Episode):
             seed = _read(int, meta["seed"])
             if (meta["split"], meta["task"]) != (self.split, self.task_index) or self.link.seed not in (None, seed):
                 raise ValueError("it is of another episode")
+            if ours["digest"] != self._remote.loaded.digest:
+                raise ValueError("the server was started again with another state of its spec")
             self.seed, self._prompt_text = seed, _read(str, ours["text"])
             self.messages = tuple(_read(Message, one) for one in ours["prompt"])
             self.limits = _read(EpisodeLimits, ours["limits"])

@@ -129,7 +129,7 @@ def opened_data(opened: Opened, session: Session, *, is_ours: bool) -> dict[str,
     observation: dict[str, Any] = {} if is_ours else opened.as_dict()
     if is_ours:
         ours = {"prompt": plain(opened.messages), "text": opened.text, "tools": list(opened.tools)}
-        meta[OURS] = {**ours, "limits": plain(episode.limits)}
+        meta[OURS] = {**ours, "limits": plain(episode.limits), "digest": episode.environment.loaded.digest}
     if opened.is_ended:
         _add_end(meta, session, is_ours=is_ours)
     return {"observation": {**observation, "metadata": {}}, "reward": None, "done": opened.is_ended, "metadata": meta}

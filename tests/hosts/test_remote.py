@@ -390,6 +390,7 @@ LIES: Mapping[str, Callable[[str, Any], Any]] = {
     "no turn": changed("step", "data.metadata.rlenv.turn", None),
     "another turn": changed("step", "data.metadata.rlenv.turn.index", 9),
     "another task": changed("reset", "data.metadata.task", 1),
+    "another state of its spec": changed("reset", "data.metadata.rlenv.digest", "0" * 64),
     "another seed": changed("reset", "data.metadata.seed", 9),
     "more time than is given": changed("reset", "data.metadata.rlenv.limits.episode_s", 1e300),
     "tools that are none": changed("reset", "data.metadata.rlenv.tools", [5]),
