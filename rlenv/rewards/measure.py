@@ -97,8 +97,7 @@ def _as_it_is(measured: Measured) -> Measured:
 
 
 def _is_usable(measured: Measured) -> bool:
-    value = measured.value
-    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value))
+    return measured.value is None or isfinite(_as_float(measured.value)[0])
 
 
 def _shape(spec: RewardSpec) -> Callable[[Measured], Measured] | None:
@@ -108,10 +107,10 @@ def _shape(spec: RewardSpec) -> Callable[[Measured], Measured] | None:
     least, most = spec.clip or (float("-inf"), float("inf"))
 
     def shape(measured: Measured) -> Measured:
-        value = measured.value
-        if value is None or not _is_usable(measured):
+        if measured.value is None or not _is_usable(measured):
             return measured  # nothing to measure, or what scoring will refuse
         # The raw value stays in the trajectory, so that a change of range can be told from a change of behaviour.
+        value = max(-_LARGEST, min(_as_float(measured.value)[0], _LARGEST))
         found = min(most, max(least, (value - low) / (high - low)))
         return replace(measured, value=found, details={**measured.details, "unshaped": value})
 

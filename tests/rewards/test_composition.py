@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
 import rlenv
@@ -56,6 +58,18 @@ def test_a_range_is_mapped_and_then_clipped(is_async: bool, value: float, keys: 
     found = score(term("a", [value], is_async=is_async, **keys)).terms["a"]
     assert found.value == expected
     assert found.details["unshaped"] == value
+
+
+_NUMBERS = [(7, 7.0), (10**400, 1e300), (Fraction(7), 7.0), (numpy.float32(7), 7.0), (numpy.int64(7), 7.0)]
+
+
+@pytest.mark.parametrize(("value", "same"), _NUMBERS)
+@pytest.mark.parametrize(
+    "keys", [{}, {"clip": (0.0, 1.0)}, {"range": (0.0, 7.0)}, {"range": (0.0, 7.0), "clip": (0, 1)}]
+)
+def test_every_number_that_scoring_takes_is_shaped_as_a_float_is(value: Any, same: float, keys: Any) -> None:
+    found, expected = (score(term("a", [one], **keys)).total for one in (value, same))
+    assert found == expected is not None
 
 
 def test_clipping_makes_no_number_of_what_is_none() -> None:
