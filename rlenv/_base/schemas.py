@@ -220,7 +220,7 @@ class BoundedValidator:
             than linear time (look-around, back-references).
     """
 
-    __slots__ = ("_has_choice", "_is_light", "_root", "_rust", "is_valid")
+    __slots__ = ("_has_choice", "_has_fraction", "_is_light", "_root", "_rust", "is_valid")
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         if size(schema, MAX_CHARS) > MAX_CHARS:
@@ -249,6 +249,7 @@ class BoundedValidator:
                     ) from error
             raise ValueError(str(error)[:1_000]) from error
         # Below these a check is quick whatever the arguments are, and nothing is counted.
+        self._has_fraction = reader.has_fraction
         self._is_light = weight <= 100 and len(reader.patterns) <= 4 and not reader.has_fraction
         self.is_valid = self._rust.is_valid if self._is_light else self._counted
         """Whether a value fits."""
@@ -295,8 +296,7 @@ class BoundedValidator:
             item, applied, level = rest.pop()
             inner = level + for_each_level
             is_text, is_map, is_list = isinstance(item, str), isinstance(item, Mapping), isinstance(item, (list, tuple))
-            # A number is compared with a fraction exactly, in all its digits: ten microseconds for a far one.
-            each = 40 * level if isinstance(item, float) and item and not 1e-60 < abs(item) < 1e60 else level
+            each = level * (_steps_of(item) if self._has_fraction and type(item) in (int, float) else 1)
             for node, times in applied.values():
                 total += node.width * times * each
                 if is_text and node.total_patterns:
@@ -322,6 +322,13 @@ _ALL_ERRORS_STEPS: Final = 2_000
 _CHOICE_STEPS: Final = 5_000
 
 _Applied = list[tuple[_Node, int]]
+
+
+def _steps_of(number: float) -> int:
+    """How many steps one takes with a number that it compares with a fraction: exactly, in all its digits."""
+    if isinstance(number, int):
+        return 1 + number.bit_length() // 50 + number.bit_length() ** 2 // 20_000
+    return 1 if not number or 1e-12 < abs(number) < 1e12 else 3 if 1e-60 < abs(number) < 1e60 else 40
 
 
 def _split(applied: Mapping[int, tuple[_Node, int]], *, is_map: bool) -> tuple[dict[str, _Applied], _Applied]:
