@@ -283,7 +283,7 @@ class CallGuard:
             # What one policy writes must not take the tool from all the others: only the tool's own faults count.
             if failure.whose == "policy":
                 breaker.succeeded()
-            elif asked_again.get() or "called" in (failure.details or ()):
+            elif asked_again.get() or _is_of_called(failure):
                 breaker.abandoned()  # it was counted when it failed first, or at the tool that code called
             elif failure.whose == "infrastructure":
                 breaker.failed()
@@ -331,6 +331,13 @@ def close_store(pool: Mapping[str, Any]) -> None:
     """Closes what the caches of a pool keep open; the next call opens it again."""
     if (close := getattr(pool.get("store"), "close", None)) is not None:
         close()
+
+
+def _is_of_called(failure: ToolFailed) -> bool:
+    """True where code failed by a call that it made, and that was lost (`rlenv.tools.code`)."""
+    called = (failure.details or {}).get("called")
+    outcomes = [one for one in called.values() if isinstance(one, Mapping)] if isinstance(called, Mapping) else []
+    return any("infrastructure" in one or "unclear" in one for one in outcomes)
 
 
 def _may_pass(error: Exception) -> bool:

@@ -644,9 +644,14 @@ def test_a_declared_coercion_is_taken_and_counted(mode: Any) -> None:
         (lambda: ToolFailed("no", reason="server_error"), True),
         (lambda: ToolFailed("no", whose="infrastructure"), True),
         (lambda: ToolFailed("no", whose="infrastructure", details={"called": {"far": {"infrastructure": 1}}}), False),
+        (lambda: ToolFailed("no", whose="infrastructure", details={"called": {"far": {"ok": 1, "refused": 1}}}), True),
+        (lambda: ToolFailed("no", whose="infrastructure", details={"called": 3}), True),
         (lambda: ValueError("an author's bug"), True),
     ],
-    ids=["policy", "tool", "timeout", "retryable", "crashed", "server_error", "infrastructure", "code", "bug"],
+    ids=[
+        *("policy", "tool", "timeout", "retryable", "crashed", "server_error", "infrastructure"),
+        *("code", "code itself", "other details", "bug"),
+    ],
 )
 @pytest.mark.parametrize("is_asked_again", [False, True])
 def test_a_breaker_counts_the_tools_own_faults_and_each_once(
