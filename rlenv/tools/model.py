@@ -305,8 +305,10 @@ def _output(name: str, played: Trajectory, lost: EndpointError | None, *, is_inv
     if played.reason == "time":
         raise ToolFailed(f"the agent {name} did not answer within its time", reason="late", details=details)
     text = f"the agent {name} gave no answer within its limits ({played.reason})"
-    is_lost = any(one.whose == "infrastructure" for turn in played.turns for one in turn.results)
-    raise ToolFailed(text, details=details, whose="infrastructure" if is_lost else "policy")
+    # Who asks the agent may bring about what its tools fail by: it is asked again then, as any other call.
+    at_last = {one.name: one.whose for turn in played.turns for one in turn.results}
+    is_lost = not {"infrastructure", "unclear"}.isdisjoint(at_last.values())
+    raise ToolFailed(text, details=details, whose="unclear" if is_lost else "policy")
 
 
 AGENT = Kind(AgentSpec, compile_agent, asks_models=True)

@@ -261,7 +261,7 @@ def test_the_agent_keeps_its_own_limits(play: Any, on_failure: str, rule: str) -
 
 
 @pytest.mark.parametrize("rule", ["answered", "exact_match"], ids=["measured", "without gold"])
-@pytest.mark.parametrize("reason", ["failed", "unavailable"])
+@pytest.mark.parametrize("reason", ["failed", "unavailable", "server_error"])
 def test_an_agent_whose_tool_was_away_has_not_failed_by_what_it_was_asked(
     play: Any, tmp_path: Path, reason: str, rule: str
 ) -> None:
@@ -270,8 +270,20 @@ def test_an_agent_whose_tool_was_away_has_not_failed_by_what_it_was_asked(
     inner = INNER.replace("kind: calculator", "kind: python, function: 'away.py:calculate'")
     trajectory, _ = play([calculation("c")], ", turns: 2", inner=inner.replace("rule: answered", f"rule: {rule}"))
     (result,) = trajectory.turns[0].results
-    whose = "policy" if reason == "failed" else "infrastructure"
+    whose = "policy" if reason == "failed" else "unclear"  # who asks may have the agent fell what its tools ask
     assert (result.outcome, result.whose) == ("failed", whose)
+
+
+def test_an_agent_whose_tool_was_back_has_failed_by_itself(play: Any, tmp_path: Path) -> None:
+    lines = ["from rlenv.errors import ToolFailed", "def calculate(expression: str) -> str:"]
+    lines += ["    if expression == 'no':"]
+    lines += ["        raise ToolFailed('no', reason='late')", "    return '5'"]
+    (tmp_path / "away.py").write_text("\n".join(lines))
+    inner = INNER.replace("kind: calculator", "kind: python, function: 'away.py:calculate'")
+    away = Message("assistant", "", (ToolCall("calculate", {"expression": "no"}, "a"),))
+    for asked, whose in (([away, calculation("c")], "policy"), ([calculation("c"), away], "unclear")):
+        (result,) = play(asked, ", turns: 2", inner=inner)[0].turns[0].results
+        assert (result.outcome, result.whose) == ("failed", whose)
 
 
 @pytest.mark.parametrize(
