@@ -388,6 +388,38 @@ def test_an_episode_of_refused_words_asks_no_more(make_environment: Any) -> None
     assert refused == ROUNDS + 2  # the turn, in turn with harmless words, and with its own words alone
 
 
+@pytest.mark.parametrize("retries", [0, 2])
+@pytest.mark.parametrize("most", [1, 3])
+def test_what_a_server_refuses_is_told_with_no_more_at_once_than_it_takes(
+    make_environment: Any, most: int, retries: int
+) -> None:
+    """It bars (429) whoever asks more at once than `concurrency` says, and refuses a word of each of six policies."""
+
+    async def main() -> list[Trajectory]:
+        at_once = 0
+
+        async def answer(body: Any) -> Any:
+            nonlocal at_once
+            at_once += 1
+            try:
+                if at_once > most:
+                    return Reply(429)
+                await asyncio.sleep(0)
+                if "assistant" not in _texts(body, "assistant"):
+                    return Message("assistant", "", (ToolCall("calculate", {"expression": "666"}, "c"),))
+                return Reply(400) if "666" in _texts(body, "assistant") else "no"
+            finally:
+                at_once -= 1
+
+        async with FakeEndpoint(answer) as server, asyncio.timeout(60):
+            policy = OpenAIPolicy(server.base_url, "toy", retries=retries, concurrency=most)
+            played = await rollout(make_environment(), policy, [Job("train", 0, 3)] * 6, concurrency=6)
+            await policy.aclose()
+            return played
+
+    assert [(one.failure, one.reward.total) for one in asyncio.run(main())] == [(None, 0.0)] * 6
+
+
 @pytest.mark.parametrize("is_own", [True, False])
 def test_raw_text_that_its_server_refuses_is_told_alike(make_environment: Any, is_own: bool) -> None:
     call = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "1330+3"}}\n</tool_call>'
