@@ -290,14 +290,16 @@ def _compile(name: str, spec: StateSpec, context: TermCompileContext) -> Term:
                 for one, dot, part in parts:
                     if part and isinstance(resources[one], Folder) and one + dot + part not in there:
                         raise RewardError(f"there is no '{part}' in '{one}', before the gold calls or after them")
+            left: dict[str, Any] | None = None
             try:
                 left = await state(context.resources)
                 said = [await asyncio.to_thread(_difference, name, wanted[name], left[name]) for name in wanted]
             except _UnreadGold as error:
                 raise RewardError(f"the gold state cannot be read: {error}") from error
             except (ToolFailed, RewardError) as error:
-                # The gold state was read well, and so what is wrong is what the policy left; or the author's function.
-                if error.whose == "policy" if isinstance(error, ToolFailed) else function is None:
+                # The gold state was read well: what is wrong is what the policy left, or the author's function raised.
+                is_left = function is None or left is not None
+                if error.whose == "policy" if isinstance(error, ToolFailed) else is_left:
                     return Measured(0.0, f"the state cannot be read: {error}")
                 raise RewardError(f"the state cannot be read: {error}") from error
         if any(said) and (tool := _taken(context)):

@@ -235,6 +235,20 @@ def test_a_call_that_a_process_took_with_it_leaves_no_number_unless_it_went_well
         assert books(environment, [call("cancel", order=reason)], [CANCEL]).value == 0
 
 
+@pytest.mark.parametrize("left", ["[shop.log]", "[0] * 1_000_001", "[open]", "object()"])
+def test_a_state_beyond_the_bounds_is_the_policys_whatever_gives_it(make_environment: Any, left: str) -> None:
+    """The call has more levels than are compared, and fewer than an argument may have."""
+    deep: Any = 0
+    for _ in range(125):
+        deep = [deep]
+    functions = (
+        FUNCTIONS.replace("text: str", "text: list") + f"\n\ndef given(shop):\n    return {left} if shop.log else 1\n"
+    )
+    for keys in (", of: [shop.log]", ", function: 'tools.py:given'"):
+        found = books(make_environment(SPEC % keys, tools=functions), [call("note", text=deep)], [])
+        assert (found.status, found.value) == ("valid", 0.0), found.error
+
+
 def test_a_plain_function_of_a_state_is_called_in_a_thread(make_environment: Any) -> None:
     functions = FUNCTIONS.replace("return sorted(", "assert threading.current_thread() is not MAIN\n    return sorted(")
     functions = "import threading\nMAIN = threading.current_thread()\n" + functions
