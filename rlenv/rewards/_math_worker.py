@@ -127,7 +127,8 @@ def _same_side(mine: str, gold: str) -> bool:
     answer, wanted = _parse(mine), _parsed(gold)
     if not answer or {_extent(mine, answer), _extent(gold, wanted)} == {"points", "range"}:
         return False  # the ends of an interval are not what lies between
-    if expected is not None and ("," in mine or ";" in mine) and _extent(mine, answer) == "points":
+    is_list = ("," in mine or ";" in mine) and _extent(mine, answer) == "points"
+    if is_list and (expected is not None or (around_gold != "(" and _extent(gold, wanted) != "points")):
         return False  # a list is no number, be it of one number
     return _verify(wanted, answer) and all(not _differ(one, other) for one in wanted for other in answer)
 

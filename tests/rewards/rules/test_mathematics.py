@@ -175,13 +175,19 @@ READ_IN_PART = r"""
 7\%8 7\color{red}8 7\cancel{8} 7\hspace{1cm}8 7\tag{8} 7\text{8} 7\mathbf{8} 7\in{A} 8\fbox{7} \fbox{7}8 \fbox{7},8
 \not=7 \ne=7 \ge=7 \lnot=7 \sim=7 \pm=7 \log=7 !=7 \ne{7} \not{7} \neg{7} \lnot{7} \ge{7} x\equiv7\pmod{9}
 7,7 7;7 7,7,7 {7,7} \{7,7\} [7,7] 7,7.0 x=7,7 x=7,x=7
+\pi,\pi \{\pi;\pi\} [\pi,\pi] x=\pi,\pi
 \(7\)\(8\) 8\(7\) \[8\]\[7\] \begin{equation}7\end{equation}8
 """
 
 
+@pytest.mark.parametrize("answer", ["1;2", "1,2", "(1,2)"])
+def test_a_list_of_several_is_the_point_that_it_names(answer: str) -> None:
+    assert measure("math_equal", reward_context(answer=answer), expect="(1,2)").value == 1
+
+
 def test_what_is_read_in_part_is_not_that_part() -> None:
     texts = [*READ_IN_PART.split(), "8\n\\(7\\)", "\\[7\\]\n8", "7 or 8", "0,001,500"]
-    expect = ["7", "1500", "0.001"]
+    expect = ["7", "1500", "0.001", r"\pi"]
     assert [text for text in texts if measure("math_equal", reward_context(answer=text), expect=expect).value] == []
 
 
