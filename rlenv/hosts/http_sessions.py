@@ -278,17 +278,22 @@ def _said(response: Any) -> dict[str, Any]:
     for item in output:
         kind, content = item.get("type"), item.get("content")
         if kind == "message":
-            parts = [{"text": content}] if isinstance(content, str) else content or ()
+            parts = [{"text": content}] if isinstance(content, str) else _listed(content)
             texts += [str(part.get("text") or "") for part in parts if isinstance(part, Mapping)]
         elif kind == "function_call":
             function = {"name": item.get("name"), "arguments": item.get("arguments")}
             calls.append({"id": item.get("call_id"), "type": "function", "function": function})
         elif kind == "reasoning":
-            parts = [*(item.get("summary") or ()), *(content or ())]
+            parts = [*_listed(item.get("summary")), *_listed(content)]
             thinking += [str(part.get("text") or "") for part in parts if isinstance(part, Mapping)]
-    reason = (response.get("incomplete_details") or {}).get("reason")
-    meta = {"thinking": "\n".join(thinking), "finish_reason": "length" if reason == "max_output_tokens" else ""}
+    details = response.get("incomplete_details")
+    was_cut = isinstance(details, Mapping) and details.get("reason") == "max_output_tokens"
+    meta = {"thinking": "\n".join(thinking), "finish_reason": "length" if was_cut else ""}
     return {"message": "".join(texts), "tool_calls": calls, "metadata": meta}
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _outputs(step: Step) -> list[dict[str, str]]:

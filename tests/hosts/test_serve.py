@@ -506,6 +506,22 @@ def test_nemo_gyms_agent_plays_an_episode_by_its_cookie(make_environment: Make) 
         ended(served)
 
 
+@pytest.mark.parametrize("odd", [5, "x", [1], {"a": 1}, True])
+def test_what_is_none_of_a_response_is_left_out_of_the_action(odd: Any, make_environment: Make) -> None:
+    thought = [{"type": "reasoning", "summary": odd, "content": odd}, {"type": "message", "content": [odd]}]
+    said = {**_response(ANSWER), "incomplete_details": odd}
+
+    async def main(client: Client) -> None:
+        await client.asked("POST", "/reset", ROW)
+        status, told = await client.asked(
+            "POST", "/step", {**ROW, "response": {**said, "output": [*thought, *said["output"]]}}
+        )
+        assert (status, told["reward"]) == (200, 1.0)
+
+    with serving(make_environment()) as served:
+        play(served, main)
+
+
 def test_nemo_gyms_agent_hears_of_an_invalid_reward_by_a_status_and_never_as_a_number(make_environment: Make) -> None:
     async def main(client: Client) -> None:
         await client.asked("POST", "/reset", ROW)
