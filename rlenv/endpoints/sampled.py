@@ -43,7 +43,7 @@ def tokens_of(answer: Mapping[str, Any], choice: Mapping[str, Any]) -> SampledTo
     told, meta = choice.get("logprobs"), choice.get("meta_info")
     triples = [one if isinstance(one, list) else [] for one in _list(meta, "output_token_logprobs")]
     named, logprobs = _told(told)
-    ids = _all(_list(choice, "token_ids"), _id) or _all((one[1:2] for one in triples), _first_id)
+    ids = _all(_list(choice, "token_ids"), _id) or _all((one[1] if one[1:] else None for one in triples), _id)
     ids = ids or _all(named, _named_id)
     logprobs = [one[0] if one else None for one in triples] or logprobs
     numbers = _all(logprobs, _finite)
@@ -78,10 +78,6 @@ def _all(values: Iterable[Any], read: Callable[[Any], _T | None]) -> tuple[_T, .
 
 def _id(value: Any) -> int | None:
     return value if type(value) is int and 0 <= value < _MOST_ID else None
-
-
-def _first_id(values: list[Any]) -> int | None:
-    return _id(values[0]) if values else None
 
 
 def _named_id(value: Any) -> int | None:

@@ -91,7 +91,14 @@ class ServerWorld:
         self.terminated = bool(answer["done"]) and not self.truncated
         if failure := self.info.get("failure"):
             raise EpisodeError(f"the server failed: {failure!s:.500}", reason="resource")
-        self.text = _text_of(self.observation) if self._show is None else self._show(self)
+        try:
+            self.text = _text_of(self.observation) if self._show is None else self._show(self)
+        except TemplateError:
+            if not hasattr(self, "text"):
+                raise
+            self.text = (
+                "what came of it cannot be shown"  # the policy's action chose it, and may not see what is hidden
+            )
 
     async def step(self, action: Mapping[str, Any], turn: int, deadline: float) -> float | None:
         """Takes a step; gives what it paid, None where the server does not say.

@@ -35,7 +35,7 @@ def shaped(term: Term) -> Term:
     again = RETRIES if spec.on_invalid == "retry" else 0
     if shape is None and not again:
         return term
-    finish = shape if shape is not None else _as_it_is
+    finish: Callable[[Measured], Measured] = shape or (lambda measured: measured)
     measure, measure_async = term.measure, term.measure_async
     if measure is not None:
 
@@ -90,10 +90,6 @@ def _shaped_group(term: Term, finish: Callable[[Measured], Measured], again: int
 
         return replace(term, ask_group=asking)
     return term
-
-
-def _as_it_is(measured: Measured) -> Measured:
-    return measured
 
 
 def _is_usable(measured: Measured) -> bool:

@@ -93,6 +93,20 @@ def test_its_beginning_is_shown_its_end_ends_and_its_rewards_are_a_term(make_env
     assert [one.reward.total for one in again] == [1.0]
 
 
+def test_an_observation_that_the_text_does_not_fit_is_not_shown_and_fails_at_the_beginning_alone(
+    make_environment: Make, tmp_path: Path
+) -> None:
+    def played(text: str) -> Trajectory:
+        (tmp_path / "env.yaml").write_text(SPEC.replace("{{{{ (obs", "{{{{ " + text + " + (obs").format(url=served.url))
+        return play(rlenv.load(tmp_path / "env.yaml"), CALL, "<answer>5</answer>")
+
+    with serving(make_environment()) as served:
+        fits_not, never = played("observation.messages[0].content[0]"), played("observation.nothing[0]")
+    assert [turn.results[0].text for turn in fits_not.turns] == ["55", "what came of it cannot be shown"]
+    assert (fits_not.reason, fits_not.reward.total) == ("tool", 1.0)
+    assert (never.reason, never.reward.total) == ("resource", None)
+
+
 def test_a_run_is_replayed_and_scored_again_at_its_server_alone(make_environment: Make, load: Load) -> None:
     with serving(make_environment()) as served:
         environment = load(served)
