@@ -121,7 +121,8 @@ class Client:
         self.usage = account.Usage()
         self.requests = 0
         self.retries = 0
-        self._places = asyncio.Semaphore(endpoint.concurrency)
+        self.places = asyncio.Semaphore(endpoint.concurrency)
+        """One is held by each request under way, but by those beside others."""
         self._session, self._is_shared = http, http is not None
         self._rng = random.Random()
         self.raw_text = RawText(self)
@@ -257,7 +258,7 @@ class Client:
 
         Args:
             lacking: what is missing in an answer, "" for a good one.
-            is_free: no model writes for it, and no account counts it.
+            is_free: no model writes for it: no account counts it, and it takes no place.
             retries, timeout_s: in place of the endpoint's.
             tried: how often the server was asked the same before.
             is_beside: it takes no place from `concurrency`, such as one by which those are judged that have them.
@@ -279,7 +280,7 @@ class Client:
                     break
                 self.retries += not is_free
                 await self._paused(wait, problem)
-            async with nullcontext() if is_beside else self._places:
+            async with nullcontext() if is_beside or is_free else self.places:
                 limit_s = min(timeout_s, deadline - time.monotonic())
                 if limit_s <= 0:
                     break

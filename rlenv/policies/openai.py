@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
@@ -156,19 +156,14 @@ def _is_full(error: EndpointError) -> bool:
     return error.is_full or (error.status in REFUSED and _FULL.search(str(error)) is not None)
 
 
-async def beside(
-    request: _Request[_T], endpoint: Endpoint, *, tokens: int = 1, tried: int = 1, is_beside: bool = True
-) -> _T:
+async def beside(request: _Request[_T], endpoint: Endpoint, *, tokens: int = 1, tried: int = 1) -> _T:
     """The first token of an answer, or the first few, which a server that is well soon has.
-
-    Asked beside others it has no place of `concurrency` and no retries; else it has both, as any request.
 
     Raises:
         EndpointError: it has not.
     """
     within_s = min(_FIRST_TOKEN_S, endpoint.timeout_s)
-    retries = 0 if is_beside else endpoint.retries
-    return await request(tokens=tokens, retries=retries, tried=tried, timeout_s=within_s, is_beside=is_beside)
+    return await request(tokens=tokens, retries=0, tried=tried, timeout_s=within_s, is_beside=True)
 
 
 async def starts(request: _Request[Any], endpoint: Endpoint, *, tokens: int = 1, tried: int = 1) -> bool:
@@ -339,19 +334,20 @@ class _Session:
             if error.is_held or not is_unclear or _is_full(error):
                 raise
             failed = error
-        took_s = (time.monotonic() - begun) / (tries := endpoint.retries + 1)
+        tries, is_refused = endpoint.retries + 1, failed.status in _UNCLEAR
+        took_s = 0.0 if is_refused else (time.monotonic() - begun) / tries  # to refuse takes no time, to wait does
         if failed.is_cut and self._first and await self._fells(messages, failed):
             raise EndpointError(f"the server falls over the policy's words: {failed}", is_held=True) from failed
-        is_refused = failed.status in _UNCLEAR
         is_now = not failed.is_late and not is_refused and await starts(request, endpoint, tried=tries)
         if not is_now and not self._first:
             raise failed  # it is the row's words
-        # A server that refuses is there: it is asked no more at once than it may be, and again where it bars that.
-        very: _Request[Completion] = partial(request, retries=endpoint.retries if is_refused else 0, tried=tries)
+        very: _Request[Completion] = partial(request, retries=0, tried=tries, is_beside=is_refused)
         if failed.is_late:
             very = partial(self._asked, messages, 1, around=partial(beside, endpoint=endpoint))
         try:
-            given = await self._in_turn(messages, very, is_now=is_now, took_s=took_s, is_beside=not is_refused)
+            # A server that refuses has places for others: all that it is asked then has one, which is waited for once.
+            async with self._client.places if is_refused else nullcontext():
+                given = await self._in_turn(messages, very, is_now=is_now, took_s=took_s, looks=1 + 2 * is_refused)
         except RewardError:
             raise failed from None
         if given is None:
@@ -382,7 +378,7 @@ class _Session:
         *,
         is_now: bool,
         took_s: float,
-        is_beside: bool = True,
+        looks: int = 1,
     ) -> Completion | None:
         """What `very` gives, asked in turn with what is known to work; None where it fails at the policy's words.
 
@@ -391,8 +387,7 @@ class _Session:
         and none with the policy's own. Raises RewardError: nobody can tell.
         """
         endpoint, lane = self._client.endpoint, here()
-        soon = partial(beside, endpoint=endpoint, is_beside=is_beside)
-        within_s = endpoint.timeout_s * max(2, endpoint.retries + 1)
+        soon, within_s = partial(beside, endpoint=endpoint), endpoint.timeout_s * max(2, endpoint.retries + 1)
 
         async def asked() -> None:
             await self._asked(messages, 1, keeps_own=None if is_now else False, around=soon)
@@ -402,7 +397,7 @@ class _Session:
         with entered(lane and lane.at("beside")):  # a replay does not ask these
             known, own = partial(tried, asked), partial(self._asked, messages, 1, keeps_own=True, around=soon)
             told = await known()
-            for _ in range(0 if is_beside else 2):  # a part of a server may refuse whatever it is asked
+            for _ in range(1, looks):  # a part of a server may refuse whatever it is asked
                 told = told if isinstance(told, Answered) else await known()
             if not isinstance(told, Answered):
                 raise RewardError(told.why)
