@@ -146,6 +146,8 @@ def _ends(tool: str, entry: str, own: bool | str, spec: EnvSpec) -> Ends | None:
             held, task = context.resources, context.task
             found = template.value(resources=held, task=task, vars=spec.vars, tool=tool, result=result)
         except TemplateError as error:
+            if "result" in template.names:
+                return ""  # as of a failed call, which has no value: the policy's call must not leave out its sample
             raise EpisodeError(f"tools.{entry}.ends ({given.strip()}): {error}", reason="ends") from error
         return "truncated" if found == "truncated" else "ended" if found else ""
 

@@ -96,9 +96,7 @@ class ServerWorld:
         except TemplateError:
             if not hasattr(self, "text"):
                 raise
-            self.text = (
-                "what came of it cannot be shown"  # the policy's action chose it, and may not see what is hidden
-            )
+            self.text = "what came of it cannot be shown"  # nor what the template hides: the action chose it
 
     async def step(self, action: Mapping[str, Any], turn: int, deadline: float) -> float | None:
         """Takes a step; gives what it paid, None where the server does not say.

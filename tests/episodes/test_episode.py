@@ -370,6 +370,15 @@ def test_a_call_that_has_failed_may_be_the_end_too(make_environment: Any) -> Non
     assert [step.reason for step in steps] == ["", "tool"]
 
 
+@pytest.mark.parametrize("amount", [5, 101])
+def test_a_call_whose_result_says_no_end_goes_on_and_leaves_out_no_sample(make_environment: Any, amount: int) -> None:
+    """The value is a text, or none at all of a call that has failed."""
+    environment = paying(make_environment, ', ends: "{{ result.value.balance > 0 }}"')
+    steps, trajectory = run(environment, [call("pay", amount=amount), "<answer>5</answer>"])
+    assert ([step.is_last for step in steps], trajectory.reason) == ([False, True], "answer")
+    assert trajectory.reward.total is not None
+
+
 RESOURCES = """
 from contextlib import asynccontextmanager
 import asyncio, pathlib
