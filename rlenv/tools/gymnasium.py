@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, closing
+from contextlib import AbstractAsyncContextManager, closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Final, Literal
@@ -88,14 +88,15 @@ class World:
             self.observation, reward, self.terminated, self.truncated, self.info = self._step(action)
             if not math.isfinite(paid := float(reward)):
                 raise ValueError(f"it paid {paid}")
-            self.text = self._show(self)
-        except ToolFailed:
-            self.total = total
-            raise
+            self.text = "what came of it cannot be shown"  # it has paid all the same
+            with suppress(TemplateError):
+                self.text = self._show(self)
         except OSError as error:  # what the world stands on is gone
             raise EpisodeError(f"the world failed: {failure(error)}", reason="resource") from error
         except Exception as error:  # an action may break a world in any way, and is no way out of a bad score
             self.total = total
+            if isinstance(error, ToolFailed):
+                raise
             raise ToolFailed(f"the world failed: {failure(error)}") from error
         self.total, self.steps = total + paid, self.steps + 1
         self.rewards[turn] = self.rewards.get(turn, 0.0) + paid

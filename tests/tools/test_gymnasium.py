@@ -221,6 +221,13 @@ def test_a_template_says_what_a_state_looks_like(load: Any, text: str, shown: st
     assert shown in play(load(f'{{kind: gymnasium, function: "worlds.py:Words"{text}}}')).messages[-1].content
 
 
+def test_a_step_has_paid_whether_or_not_the_template_fits_what_it_left(load: Any) -> None:
+    text = ", text: \"{{ ['three', 'two'][3 - info.left] + ' left' }}\""
+    played = play(load(f'{{kind: gymnasium, function: "worlds.py:Words"{text}}}'), "bee", "ant")
+    assert texts(played) == ["two left", "what came of it cannot be shown"]
+    assert (played.reason, paid(played)) == ("tool", 0.75)
+
+
 def test_actions_may_be_arrays_and_observations_are_json(load: Any) -> None:
     played = play(load('{kind: gymnasium, function: "worlds.py:Arm"}'), [[0.5, 0.25]], [[2.0, 0.0]], [[0.5]])
     outcomes = [(result.outcome, result.text[:12]) for turn in played.turns for result in turn.results]
