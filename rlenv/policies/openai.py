@@ -21,7 +21,7 @@ from rlenv.errors import EndpointError, PolicyError, RewardError, UsageError
 from rlenv.language.spec import SamplingSpec
 from rlenv.messages import Message, Sampled
 from rlenv.policies.base import HARMLESS, PolicyContext, harmless, reworded
-from rlenv.rewards.asking_again import Answered, Refused, in_turn
+from rlenv.rewards.asking_again import ROUNDS, Answered, Refused, Untold, in_turn
 from rlenv.rewards.asking_models import if_felled, tried
 from rlenv.secrets import host_of
 
@@ -46,6 +46,8 @@ _UNCLEAR: Final = frozenset((*REFUSED, 403, 451))
 """What a server answers to a conversation whose words it cannot take, and to every one where it is set up wrongly. No
 5xx is among them: a server that fails by chance would be taken for one that refuses."""
 FEW_TOKENS: Final = 16
+_REFUSALS: Final = 6
+"""How often a server refuses a policy's words, and harmless ones never, before it refuses them for what they are."""
 
 
 class OpenAIPolicy:
@@ -291,8 +293,8 @@ class _Session:
                     return ""
                 told, took_s = str(error), time.monotonic() - begun
                 with suppress(RewardError):
-                    own = self._first and await self._in_turn(self._asking, first, is_now=False, took_s=took_s) is None
-                    return "" if own else told
+                    asked = partial(self._in_turn, self._asking, first, is_now=False, took_s=took_s, is_refused=False)
+                    return "" if self._first and await asked() is None else told
                 return told
         return "" if all(self._well) else "the server gave no first token for a part of the episode's time"
 
@@ -347,7 +349,7 @@ class _Session:
         try:
             # A server that refuses has places for others: all that it is asked then has one, which is waited for once.
             async with self._client.places if is_refused else nullcontext():
-                given = await self._in_turn(messages, very, is_now=is_now, took_s=took_s, looks=1 + 2 * is_refused)
+                given = await self._in_turn(messages, very, is_now=is_now, took_s=took_s, is_refused=is_refused)
         except RewardError:
             raise failed from None
         if given is None:
@@ -372,13 +374,7 @@ class _Session:
         return False
 
     async def _in_turn(
-        self,
-        messages: Sequence[Message],
-        very: _Request[Completion],
-        *,
-        is_now: bool,
-        took_s: float,
-        looks: int = 1,
+        self, messages: Sequence[Message], very: _Request[Completion], *, is_now: bool, took_s: float, is_refused: bool
     ) -> Completion | None:
         """What `very` gives, asked in turn with what is known to work; None where it fails at the policy's words.
 
@@ -391,17 +387,21 @@ class _Session:
 
         async def asked() -> None:
             await self._asked(messages, 1, keeps_own=None if is_now else False, around=soon)
-            few = partial(soon, tokens=FEW_TOKENS)
-            await self._asked((Message("user", HARMLESS),), FEW_TOKENS, text=HARMLESS, around=few)
+            if not is_refused:  # to refuse takes a server no time, and to have many refused costs others theirs
+                few = partial(soon, tokens=FEW_TOKENS)
+                await self._asked((Message("user", HARMLESS),), FEW_TOKENS, text=HARMLESS, around=few)
 
         with entered(lane and lane.at("beside")):  # a replay does not ask these
-            known, own = partial(tried, asked), partial(self._asked, messages, 1, keeps_own=True, around=soon)
+            own = partial(self._asked, messages, 1, keeps_own=True, around=soon)
+            bars = BARRED if is_refused else ()  # what asking brings about tells nothing of the words
+            known = partial(tried, asked, bars=bars)
             told = await known()
-            for _ in range(1, looks):  # a part of a server may refuse whatever it is asked
+            for _ in range(2 * is_refused):  # a part of a server may refuse whatever it is asked
                 told = told if isinstance(told, Answered) else await known()
-            if not isinstance(told, Answered):
+            if not isinstance(told, Answered) and not (is_refused and isinstance(told, Untold)):
                 raise RewardError(told.why)
-            given = await in_turn(known, partial(tried, very), within_s=within_s, took_s=took_s)
+            most = _REFUSALS if is_refused else ROUNDS
+            given = await in_turn(known, partial(tried, very, bars=bars), most=most, within_s=within_s, took_s=took_s)
             if given is None and not is_now and not isinstance(await tried(own), Refused):
                 raise RewardError("the server fails at others' words")
         return given

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Collection, Hashable
 from dataclasses import dataclass, field
 from math import ceil, inf
 from statistics import fmean, median
@@ -364,10 +364,10 @@ def failed(who: str, error: EndpointError, *, is_harmless: bool = False) -> Refu
     return Refused(why) if is_of_text else Untold(why, is_last=True)
 
 
-async def tried(request: Callable[[], Awaitable[_T]]) -> Answered[_T] | Refused | Untold:
-    """What a request tells of what it asks: nothing where nobody was there to have it."""
+async def tried(request: Callable[[], Awaitable[_T]], *, bars: Collection[Any] = ()) -> Answered[_T] | Refused | Untold:
+    """What a request tells of what it asks: nothing where nobody was there to have it, or by a status of `bars`."""
     try:
         return Answered(await request())
     except EndpointError as error:
-        is_told = error.status is not None or error.is_garbled or error.is_late
+        is_told = error.is_garbled or error.is_late or error.status not in (None, *bars)
         return Refused(str(error)) if is_told else Untold(str(error))

@@ -19,7 +19,6 @@ from rlenv.errors import UsageError
 from rlenv.language.spec import SamplingSpec
 from rlenv.messages import MalformedCall, Message, ToolCall
 from rlenv.policies.openai import OpenAIPolicy
-from rlenv.rewards.asking_again import ROUNDS
 from rlenv.testing.endpoint import FakeEndpoint, Reply, never
 from rlenv.trajectory import Trajectory
 from tests.support.judges import falling
@@ -385,7 +384,7 @@ def test_an_episode_of_refused_words_asks_no_more(make_environment: Any) -> None
         return is_own
 
     run(make_environment(), _once_it_spoke(_calls("666"), is_refused), retries=0)
-    assert refused == ROUNDS + 2  # the turn, in turn with harmless words, and with its own words alone
+    assert refused == 8  # the turn, six times in turn with harmless words, and with its own words alone
 
 
 @pytest.mark.parametrize("retries", [0, 2])
@@ -418,6 +417,23 @@ def test_what_a_server_refuses_is_told_with_no_more_at_once_than_it_takes(
             return played
 
     assert [(one.failure, one.reward.total) for one in asyncio.run(main())] == [(None, 0.0)] * 6
+
+
+def test_a_limit_of_rate_that_asking_about_a_refusal_meets_tells_nothing_of_the_words(make_environment: Any) -> None:
+    """What comes behind the refusal is barred (429) for a while, whatever it asks."""
+    asked = refused = 0
+
+    def answer(body: Any) -> Any:
+        nonlocal asked, refused
+        asked += bool(refused)
+        if 0 < asked < 10:
+            return Reply(429)
+        if "assistant" not in _texts(body, "assistant"):
+            return Message("assistant", "", (ToolCall("calculate", {"expression": "666"}, "c"),))
+        refused += (is_own := "666" in _texts(body, "assistant"))
+        return Reply(400) if is_own else "no"
+
+    assert served(make_environment(), answer, retries=0)[0].reward.total == 0.0
 
 
 @pytest.mark.parametrize("is_own", [True, False])
