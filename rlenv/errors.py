@@ -27,6 +27,7 @@ RlenvError
     ├── ResourceError      a resource could not be opened or was lost
     │   └── MachineFailed  a machine did not come up, or was ended from outside
     ├── RewardError        a reward term could not be measured
+    │   ├── TooFewRounds   a call failed again, and there was no time to tell by what (rlenv.rewards.outages)
     │   └── UnfitAnswer    an answer that a template cannot take (rlenv.rewards.rule)
     ├── EndpointError      a model's server refused, or did not answer
     ├── CassetteError      a tape has no answer to what a replayed episode asks

@@ -69,7 +69,7 @@ def _own_s(result: ToolResult) -> float:
     return max(0.0, result.seconds - result.waited)
 
 
-class _TooFewRounds(RewardError):
+class TooFewRounds(RewardError):
     """A call failed again each time, and what is known to work never, for as long as there was time."""
 
 
@@ -199,7 +199,7 @@ async def settling(
                         result = await _settled(one, tools.get(one.tool), context, None, within_s=min(left, share))
                         known[key] = await _with_its_calls(result, tools, context)
                 except RewardError as error:
-                    known[key] = again if again is not None and isinstance(error, _TooFewRounds) else error
+                    known[key] = again if again is not None and isinstance(error, TooFewRounds) else error
         found = known[key]
         if isinstance(found, ToolResult) and found.outcome != "ok":
             again = found
@@ -291,7 +291,7 @@ async def _settled(
             return found if found is None or not is_lost(found) else await asked(found, limit)
         except RewardError as error:
             # Refused beside a known one that went well, and then had no place: who asks so much would be masked by it.
-            told = None if _REFUSED in failures else _TooFewRounds(str(error))
+            told = None if _REFUSED in failures else TooFewRounds(str(error))
             return error if is_doubtful or not failures else told
         finally:
             asked_again.reset(token)

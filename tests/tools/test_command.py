@@ -194,7 +194,7 @@ def test_a_failing_program_shows_a_short_reason_without_its_folder() -> None:
     assert (result.outcome, result.text) == ("failed", "sh ended with status 3: ./file is missing")
     assert run(["sh", "-c", "exit 3"], expect=[0, 3]).outcome == "ok"
     assert run(["sh", "-c", "kill -TERM $$"]).text == "sh was killed by SIGTERM"
-    reasons = [run(["sh", "-c", f"kill -{name} $$"]).reason for name in ("KILL", "TERM", "HUP")]
+    reasons = [run(["sh", "-c", f"kill -{name} $$"]).reason for name in ("KILL", "TERM", "USR1")]
     assert reasons == ["killed", "killed", "failed"]
     assert run(["sh", "-c", "sh -c 'kill -KILL $$'; exit $?"]).reason == "killed"
     assert len(run(["sh", "-c", "yes error | head -c 5000 >&2; exit 1"]).text) < 400
