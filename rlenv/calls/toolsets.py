@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import orjson
 
+from rlenv import secrets
 from rlenv._base.bounded import plain
 from rlenv._base.text import did_you_mean
 from rlenv.calls.executor import Executor
@@ -126,6 +127,9 @@ def governed(
     return tuple(found)
 
 
+_log = secrets.logger("rlenv.tools")
+
+
 def ending(ends: str) -> Template:
     """The template that says after a call whether the episode has ended.
 
@@ -139,16 +143,21 @@ def _ends(tool: str, entry: str, own: bool | str, spec: EnvSpec) -> Ends | None:
     given = own or (spec.answer.from_ == "tool" and spec.answer.tool == tool)
     if isinstance(given, bool):
         return ends_once if given else None
-    template = ending(given)
+    template, told = ending(given), list[TemplateError]()
 
     def asked(result: ToolResult, context: ToolContext) -> Literal["", "ended", "truncated"]:
         try:
             held, task = context.resources, context.task
             found = template.value(resources=held, task=task, vars=spec.vars, tool=tool, result=result)
         except TemplateError as error:
-            if "result" in template.names:
-                return ""  # as of a failed call, which has no value: the policy's call must not leave out its sample
-            raise EpisodeError(f"tools.{entry}.ends ({given.strip()}): {error}", reason="ends") from error
+            where = f"tools.{entry}.ends ({given.strip()}): {error}"
+            if "result" not in template.names:
+                raise EpisodeError(where, reason="ends") from error
+            # The policy chose the call, and must not leave out its sample. A failed one has no value.
+            if not (result.is_error or told):
+                told.append(error)  # once: there may be thousands of such calls
+                _log.warning("a call whose result the template does not fit ends nothing: %s", where)
+            return ""
         return "truncated" if found == "truncated" else "ended" if found else ""
 
     return asked

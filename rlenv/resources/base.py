@@ -245,11 +245,8 @@ def compile_python(name: str, spec: PythonResourceSpec, context: CompileContext)
     if is_copied and {"task", "seed"} & set(names):
         message = "what each episode has a copy of is made once, without a task and a seed"
         raise UsageError(message, key="access", hint="take 'access' out, or the parameters")
-    if is_copied and (
-        inspect.iscoroutinefunction(function)
-        or inspect.isgeneratorfunction(function)
-        or inspect.isasyncgenfunction(function)
-    ):
+    in_parts = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    if is_copied and any(goes_on(function) for goes_on in in_parts):
         raise UsageError("a copy is made of what a plain function returns", key="access", hint="take it out")
     return PythonResource(
         name,

@@ -370,12 +370,15 @@ def test_a_call_that_has_failed_may_be_the_end_too(make_environment: Any) -> Non
     assert [step.reason for step in steps] == ["", "tool"]
 
 
-@pytest.mark.parametrize("amount", [5, 101])
-def test_a_call_whose_result_says_no_end_goes_on_and_leaves_out_no_sample(make_environment: Any, amount: int) -> None:
-    """The value is a text, or none at all of a call that has failed."""
+@pytest.mark.parametrize(("amount", "said"), [(5, 1), (101, 0)])
+def test_a_call_whose_result_says_no_end_goes_on_and_leaves_out_no_sample(
+    make_environment: Any, amount: int, said: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The value is a text, of which the log says once that the template does not fit; a failed call has none."""
     environment = paying(make_environment, ', ends: "{{ result.value.balance > 0 }}"')
-    steps, trajectory = run(environment, [call("pay", amount=amount), "<answer>5</answer>"])
-    assert ([step.is_last for step in steps], trajectory.reason) == ([False, True], "answer")
+    steps, trajectory = run(environment, [call("pay", amount=amount), call("pay", amount=amount), "<answer>5</answer>"])
+    assert ([step.is_last for step in steps], trajectory.reason) == ([False, False, True], "answer")
+    assert caplog.text.count("ends nothing: tools.pay.ends ({{ result.value.balance > 0 }})") == said
     assert trajectory.reward.total is not None
 
 

@@ -56,10 +56,7 @@ class Run(TrainerRun):
 
     MADE_BY: ClassVar = "rlenv train"
     KINDS: ClassVar = ("train", "eval")
-    FACTS: ClassVar = (
-        *("preset", "algorithm", "mode", "seed"),
-        *("train_split", "validation_split", "validation_tasks"),
-    )
+    FACTS: ClassVar = ("preset", "algorithm", "mode", "seed", "train_split", "validation_split", "validation_tasks")
 
     specs: tuple[SpecEntry, ...]
     algorithm: str

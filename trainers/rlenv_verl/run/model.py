@@ -105,11 +105,7 @@ def made_again(run: Run) -> None:
 
 
 def measure_prompts(
-    environment: Environment,
-    model: str,
-    *,
-    splits: Sequence[str],
-    template_kwargs: Mapping[str, Any],
+    environment: Environment, model: str, *, splits: Sequence[str], template_kwargs: Mapping[str, Any]
 ) -> int:
     """Tokens of the longest prompt among the first 256 tasks of each split, and a quarter more.
 
