@@ -14,6 +14,7 @@ import signal
 import string
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -241,7 +242,7 @@ _VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerRun:
+class TrainerRun(ABC):
     """A run of veRL's trainers in its folder: everything that starts it again. Paths are absolute.
 
     `overrides` are all of veRL's, as one list in Hydra's syntax, `environment` is the environment variables of its
@@ -307,9 +308,9 @@ class TrainerRun:
         (self.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
         dataclasses.replace(self, state=STATES[how], ended=time.time()).save()
 
+    @abstractmethod
     def save(self) -> None:
         """Write run.json, whole or not at all."""
-        raise NotImplementedError
 
     def write(self, *, kind: str, specs: Iterable[str], environments: Iterable[str]) -> None:
         """Write run.json: what any run's says (`RunInfo`), and the fields of this run's class.
