@@ -288,7 +288,7 @@ class _RemoteEpisode(Episode):
             if (meta["split"], meta["task"]) != (self.split, self.task_index) or self.link.seed not in (None, seed):
                 raise ValueError("it is of another episode")
             if ours["digest"] != self._remote.loaded.digest:
-                raise ValueError("the server was started again with another state of its spec")
+                raise ValueError("the server was started again with another state of its spec; connect to it anew")
             self.seed, self._prompt_text = seed, _read(str, ours["text"])
             self.messages = tuple(_read(Message, one) for one in ours["prompt"])
             self.limits = _read(EpisodeLimits, ours["limits"])

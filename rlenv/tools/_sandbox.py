@@ -350,7 +350,7 @@ class Sandboxes:
         self._all: set[_Sandbox] = set()
 
     async def run(self, wanted: CodeRequest, spec: CodeLimits, *, deadline: float, seed: int) -> Outcome:
-        """Runs it in a sandbox that is free before the deadline (of `time.monotonic`); asked again, it waits longer.
+        """Runs it in a sandbox that is free before the deadline (of `time.monotonic`).
 
         Code that waits may wait for what it asked for itself, and may be kept waiting: it ends as `late`. Where it is a
         retry it ends so only if a probe, run in its place, is kept waiting too, and as `timeout` otherwise.
@@ -358,7 +358,8 @@ class Sandboxes:
         Raises:
             ToolFailed, EpisodeError: none was free, or none could be started.
         """
-        is_patient, begun = bool(asked_again.get()), time.monotonic()  # it was lost once by waiting, perhaps
+        # What a reward asks again was lost once by waiting, perhaps: its wait for a place counts for no limit.
+        is_patient, begun = bool(asked_again.get()), time.monotonic()
         try:
             async with asyncio.timeout(None if is_patient else deadline - _MARGIN_S - begun):
                 with bounded_by_itself() if is_patient else contextlib.nullcontext():

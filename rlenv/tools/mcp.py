@@ -324,7 +324,7 @@ def _tool(
             text = _TOO_LARGE if error.reason == "too_large" else str(error)
             raise ToolFailed(text, reason=error.reason) from error
         except ServerDied as error:
-            lost += [None] * (error.reason != "unavailable")
+            lost += [None] * (error.reason != "unavailable")  # it died with this call, perhaps of it
             text = f"the server of the tool {name} stopped during the call"
             raise ToolFailed(text, reason=error.reason, retryable=True) from error
         except (ServerDown, ResourceError) as error:
