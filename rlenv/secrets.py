@@ -196,9 +196,7 @@ def resolve(text: str) -> str:
         UsageError: what stands after `env:` is no name.
     """
     _looked_through(text)
-    if "${env:" not in text:
-        return text
-    return _REFERENCE.sub(_value, text)
+    return text if "${env:" not in text else _REFERENCE.sub(_value, text)
 
 
 def resolve_value(value: Any) -> Any:
@@ -337,9 +335,7 @@ def margin() -> int:
 
 def redact_value(value: Any) -> Any:
     """A JSON-like value with every text in it redacted, keys too; the same object where nothing was found."""
-    if not _known.secrets:
-        return value
-    return _redacted(value, 0)
+    return value if not _known.secrets else _redacted(value, 0)
 
 
 _MAX_DEPTH: Final = 150

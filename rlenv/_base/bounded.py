@@ -95,9 +95,7 @@ def bounded(value: Any, limit: int, *, cut: Callable[[str, int], str] = cut_midd
     first entries. `cut` brings a text within a number of characters; every text that is kept of a value over the
     limit goes through it, so that what must not be shown can be taken out before it is torn.
     """
-    if size(value, limit) <= limit:
-        return value
-    return _Pruner(limit, cut).prune(value, 0)
+    return value if size(value, limit) <= limit else _Pruner(limit, cut).prune(value, 0)
 
 
 class _Pruner:

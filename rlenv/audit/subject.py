@@ -283,9 +283,7 @@ def trimmed(text: str) -> str:
     """A text as answers are compared here: without case, white space and punctuation around it; numbers as numbers."""
     bare = " ".join(text.casefold().split()).strip(".,;:!?\"'`()[]{}<>*$ ")
     number = bare.replace(",", "")
-    if _NUMBER.fullmatch(number):
-        return f"{float(number):.12g}"
-    return bare
+    return f"{float(number):.12g}" if _NUMBER.fullmatch(number) else bare
 
 
 def flat(value: object) -> str:

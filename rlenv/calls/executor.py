@@ -82,9 +82,7 @@ def _read(value: Any, types: frozenset[str]) -> Any:
     if "number" in types and _NUMBER.fullmatch(text):
         number = float(text)
         return (int(text) if _INTEGER.fullmatch(text) else number) if math.isfinite(number) else None
-    if "boolean" in types:
-        return _TRUTH.get(text.lower())
-    return None
+    return _TRUTH.get(text.lower()) if "boolean" in types else None
 
 
 @dataclass(slots=True, eq=False)

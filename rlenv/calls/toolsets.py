@@ -18,7 +18,7 @@ from rlenv._base.bounded import plain
 from rlenv._base.text import did_you_mean
 from rlenv.calls.executor import Executor
 from rlenv.dialects.built_in import broken_schemas
-from rlenv.errors import EpisodeError, UsageError
+from rlenv.errors import EpisodeError, RlenvError, UsageError
 from rlenv.language.functions import failure
 from rlenv.language.spec import EnvSpec, ToolSpec
 from rlenv.language.templates import Template, TemplateError, compile_template, template_of, texts_in
@@ -143,22 +143,25 @@ def _ends(tool: str, entry: str, own: bool | str, spec: EnvSpec) -> Ends | None:
     given = own or (spec.answer.from_ == "tool" and spec.answer.tool == tool)
     if isinstance(given, bool):
         return ends_once if given else None
-    template, told = ending(given), list[TemplateError]()
+    template, told = ending(given), list[Exception]()
 
     def asked(result: ToolResult, context: ToolContext) -> Literal["", "ended", "truncated"]:
         try:
             held, task = context.resources, context.task
             found = template.value(resources=held, task=task, vars=spec.vars, tool=tool, result=result)
-        except TemplateError as error:
+            return "truncated" if isinstance(found, str) and found == "truncated" else "ended" if found else ""
+        except EpisodeError:
+            raise
+        except Exception as error:  # of the template, or of a value without a truth, such as an array
             where = f"tools.{entry}.ends ({given.strip()}): {error}"
-            if "result" not in template.names:
+            is_unfit = error.is_unfit if isinstance(error, TemplateError) else not isinstance(error, RlenvError)
+            if not (is_unfit and template.names & {"result", "resources"}):
                 raise EpisodeError(where, reason="ends") from error
             # The policy chose the call, and must not leave out its sample. A failed one has no value.
             if not (result.is_error or told):
                 told.append(error)  # once: there may be thousands of such calls
-                _log.warning("a call whose result the template does not fit ends nothing: %s", where)
+                _log.warning("a call that leaves what the template does not fit ends nothing: %s", where)
             return ""
-        return "truncated" if found == "truncated" else "ended" if found else ""
 
     return asked
 

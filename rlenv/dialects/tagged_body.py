@@ -250,9 +250,7 @@ class TaggedForm:
                     return arguments
                 reading.used.append("python_literals")
             value = None if isinstance(loaded, str) else loaded[0]
-        if isinstance(value, dict) and reading.allows("unwrap"):
-            return value
-        return arguments
+        return value if isinstance(value, dict) and reading.allows("unwrap") else arguments
 
     def _unknown(self, reading: Reading, name: str, arguments: dict[str, Any]) -> str:
         """The reason why a call of an unknown tool or parameter is none, for families where that decides."""

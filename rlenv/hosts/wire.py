@@ -43,9 +43,7 @@ def encoded(value: Any) -> str:
 
 
 def _as_dict(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return dict(value)
-    return plain(value)
+    return dict(value) if isinstance(value, Mapping) else plain(value)
 
 
 def action_of(data: Any) -> Sampled:

@@ -6,8 +6,11 @@ so that numbers stay numbers; everything else gives text. An undefined name is a
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import secrets
+import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,6 +31,7 @@ _T = TypeVar("_T")
 
 _OWN = frozenset(("vars", "resources"))  # what no row, model or server says
 _SINGLE = re.compile(r"\s*\{\{(?!\{)((?:(?!\{\{|\}\}).)*)\}\}\s*", re.DOTALL)
+_OF_TEMPLATES = (__file__, "<", *(os.path.dirname(str(one.__file__)) for one in (jinja2, json)))
 _MAX_PRODUCT = 10_000_000
 _MAX_POWER_BITS = 100_000
 _OTHER_FILES: tuple[type[nodes.Stmt], ...] = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
@@ -77,6 +81,14 @@ class TemplateError(RlenvError):
     def __init__(self, message: str, *, line: int = 1) -> None:
         self.line = line
         super().__init__(message)
+
+    @property
+    def is_unfit(self) -> bool:
+        """True where what it reads does not fit it; False where code behind that failed, such as a property's."""
+        frames = traceback.walk_tb(getattr(self.__cause__, "__traceback__", None))
+        return not isinstance(self.__cause__, (OSError, MemoryError)) and all(
+            frame.f_code.co_filename.startswith(_OF_TEMPLATES) for frame, _ in frames
+        )
 
 
 class UnfitTemplate(UsageError):
@@ -173,13 +185,7 @@ class Template:
 # Around each value that a template writes. Drawn for each process, so that no value can hold one.
 _BEGIN, _END = (f"\ufdd0{secrets.token_hex(8)}\ufdd1" for _ in range(2))
 _MARKS = re.compile(f"({_BEGIN}|{_END})")
-_marking_environment = _Environment(
-    undefined=jinja2.StrictUndefined,
-    keep_trailing_newline=True,
-    autoescape=False,
-    finalize=lambda value: f"{_BEGIN}{value}{_END}",
-)
-_marking_environment.filters["boxed"] = _boxed
+_marking_environment = _environment.overlay(finalize=lambda value: f"{_BEGIN}{value}{_END}")
 
 
 @lru_cache(maxsize=1024)

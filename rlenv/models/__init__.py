@@ -201,9 +201,7 @@ def local_model(given: str, *, chat_template: str | Path | None = None, keep: Pa
         place = str(dequantised(file))
     elif Path(place).expanduser().is_dir():
         place = str(Path(place).expanduser().absolute())
-    if chat_template is None:
-        return place
-    return str(with_template(place, chat_template, keep))
+    return place if chat_template is None else str(with_template(place, chat_template, keep))
 
 
 def local_tokenizer(given: str, *, chat_template: str | Path | None = None) -> LoadedTokenizer:

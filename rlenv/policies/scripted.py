@@ -300,9 +300,7 @@ class RandomPolicy:
         guess = str(rng.randint(0, 9999)) if rng.random() < 0.5 else rng.choice(_WORDS)
         if self._answer.from_ == "tag":
             return f"<{self._answer.tag}>{guess}</{self._answer.tag}>"
-        if self._answer.from_ == "boxed":
-            return f"\\boxed{{{guess}}}"
-        return guess
+        return f"\\boxed{{{guess}}}" if self._answer.from_ == "boxed" else guess
 
 
 class FunctionPolicy:

@@ -237,9 +237,7 @@ def row_key(row: Row) -> Row:
 def _hashable(value: Any) -> Any:
     if isinstance(value, float) and math.isnan(value):
         return None  # SQL knows no NaN; it stores NULL
-    if isinstance(value, (list, dict)):
-        return _text(value)
-    return value
+    return _text(value) if isinstance(value, (list, dict)) else value
 
 
 def _text(value: Any) -> str:

@@ -100,9 +100,7 @@ def nested(result: ToolResult) -> Trajectory | None:
     """
     details = result.details or {}
     kept = details.get("trajectory")
-    if kept is None or "left_out" in details:
-        return None
-    return _validated(kept)
+    return None if kept is None or "left_out" in details else _validated(kept)
 
 
 def _validated(read: Any) -> Trajectory:

@@ -178,9 +178,7 @@ def _selected(answer: Response, select: Callable[[Any], Any], max_bytes: int) ->
     # Not its own errors alone: it compares texts with numbers, say, where an answer has both.
     with told_as(ToolFailed, _OTHER_FORM, Exception, reason="server_error"):
         value = select(value)
-    if value is None:
-        return ToolOutput("(nothing found)")
-    return ToolOutput(_plain(value), value)
+    return ToolOutput("(nothing found)") if value is None else ToolOutput(_plain(value), value)
 
 
 def _json_of(answer: Response, max_bytes: int) -> Any:

@@ -425,7 +425,7 @@ def test_an_episode_that_is_cancelled_while_it_opens_closes_what_was_open(
 
 
 def test_an_end_that_cannot_be_asked_for_is_a_failure_and_no_number(make_environment: Any) -> None:
-    _, trajectory = run(paying(make_environment, ', ends: "{{ resources.books.lost }}"'), [call("pay", amount=5)])
+    _, trajectory = run(paying(make_environment, ', ends: "{{ task.lost }}"'), [call("pay", amount=5)])
     assert (failure_of(trajectory), trajectory.reward.total) == ("ends", None)
     assert trajectory.failure is not None
     assert "tools.pay.ends" in trajectory.failure.message

@@ -128,9 +128,7 @@ class _Session:
         session = self._session
         if session is None:
             raise UsageError("reset comes before the first call")
-        if session.episode.is_ended:
-            return _OVER
-        return run_sync(session.call, name, arguments).text
+        return _OVER if session.episode.is_ended else run_sync(session.call, name, arguments).text
 
     async def _finish(self, said: Sequence[Mapping[str, Any]]) -> Trajectory:
         session = self._session

@@ -1,0 +1,124 @@
+"""What an action left and no template or parser of ours can read is the action's: no invalid reward, no exception."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from rlenv.episodes.environment import Environment
+from rlenv.messages import Message, ToolCall
+from rlenv.runs import files as record
+from rlenv.trajectory import Trajectory
+from tests.support.environments import Make
+
+TOOLS = '''
+import datetime
+import decimal
+import sys
+
+import numpy as np
+
+
+def nested(depth):
+    found = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+LEFT = {
+    "none": None, "mapping": {}, "list": [], "nested": nested(200), "deep": nested(5_000), "nan": float("nan"),
+    "inf": float("inf"), "minus inf": float("-inf"), "minus zero": -0.0, "huge": 10**400, "long": 10**5_000,
+    "surrogate": "\\ud800", "nul": "\\0", "text": "x" * 5_000_000, "keys": dict.fromkeys(map(str, range(300_000))),
+    "bytes": b"\\xff", "true": True, "float32": np.float32("nan"), "int64": np.int64(3), "array": np.zeros(3),
+    "no array": np.zeros(0), "date": datetime.date(2020, 1, 1), "template": "{{ 1 / 0 }}", "set": {1}, "key": {(1,): 1},
+    "decimal": decimal.Decimal("sNaN"), "inner": {"done": np.zeros(2)}, "fine": {"done": 0, "points": [1.0]},
+}  # fmt: skip
+
+
+class Desk:
+    left = {"done": 0, "points": [1.0]}
+
+    @property
+    def away(self):
+        raise ConnectionError("its server is away")
+
+
+def leave(which: str, desk: Desk) -> str:
+    """Leaves something."""
+    desk.left = LEFT[which]
+    return "left"
+
+
+def give(which: str) -> str:
+    """Gives something."""
+    return LEFT[which]
+'''
+HELD: dict[str, Any] = {}
+exec(TOOLS, HELD)
+NAMES = tuple(HELD["LEFT"])
+PLAIN = ("none", "mapping", "list", "nested", "nan", "inf", "minus zero", "huge", "nul", "text", "true", "template")
+SPEC = """
+rlenv: 1
+name: left
+tasks: {train: {rows: [{answer: "1"}]}}
+prompt: {user: Go on.}
+resources: {desk: {kind: python, function: "tools.py:Desk", scope: episode}}
+tools:
+  leave: {kind: python, function: "tools.py:leave", inject: [desk], mutates: true}
+rewards: {said: {kind: rule, rule: exact_match}}
+limits: {turns: 4}
+"""
+READS = (
+    "LEFT.done", "LEFT", "LEFT[0]", "LEFT.points[-1]", "LEFT == 3", "LEFT > 3", "LEFT * 1.0", "1 / LEFT", "LEFT + 'x'",
+    "LEFT | length", "LEFT | sum", "LEFT | int", "LEFT | tojson", "LEFT.items() | list", "not LEFT", "LEFT | first",
+)  # fmt: skip
+
+
+def play(environment: Environment, *calls: ToolCall) -> Trajectory:
+    """An episode in which each call is an action, beside one of another that leaves what is fine."""
+
+    async def one(*calls: ToolCall) -> Trajectory:
+        async with environment.start() as episode:
+            for call in calls:
+                if not episode.is_ended:
+                    await episode.step(Message("assistant", "", (call,)))
+            if not episode.is_ended:
+                await episode.step("<answer>1</answer>")
+            return episode.trajectory
+
+    async def both() -> Trajectory:
+        found, other = await asyncio.gather(one(*calls), one())
+        assert other.reward.total is not None, other.failure
+        return found
+
+    return asyncio.run(asyncio.wait_for(both(), 60))
+
+
+def is_well(found: Trajectory, *what: str) -> None:
+    assert found.failure is None, (*what, found.failure)
+    assert found.reward.total is not None, what
+    assert record.parse(record.dump(found)).reward.total == found.reward.total, what
+
+
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.slow(but=6)
+def test_an_ends_that_does_not_fit_what_a_call_left_ends_nothing(read: str, make_environment: Make) -> None:
+    for place, tool, names in (("resources.desk.left", "leave", NAMES), ("result.value", "give", PLAIN)):
+        more = '  give: {kind: python, function: "tools.py:give", example: {which: fine}}\nrewards:'
+        ends = json.dumps("{{ " + read.replace("LEFT", place) + " }}")
+        text = SPEC.replace("\nrewards:", "\n" + more, 1)
+        environment = make_environment(text, tools=TOOLS, **{f"tools__{tool}__ends": json.loads(ends)})
+        for which in names:
+            is_well(play(environment, ToolCall(tool, {"which": which})), read, tool, which)
+
+
+def test_code_behind_an_ends_that_fails_is_no_number(make_environment: Make) -> None:
+    """Its server is away, say; and what reads the row alone is the author's."""
+    for read in ("resources.desk.away", "task.lost"):
+        environment = make_environment(SPEC, tools=TOOLS, tools__leave__ends="{{ " + read + " }}")
+        found = play(environment, ToolCall("leave", {"which": "fine"}))
+        assert (found.reason, found.reward.total) == ("ends", None)
