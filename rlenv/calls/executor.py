@@ -22,9 +22,9 @@ from rlenv._base.bounded import cut_middle
 from rlenv._base.text import all_known
 from rlenv.calls.cache import forget_episode
 from rlenv.calls.guard import CallGuard, Notes, close_store
-from rlenv.calls.runner import CallSlots, Runner
+from rlenv.calls.runner import Runner
 from rlenv.calls.taped import FailureLog, broken, ended, failed, late, not_run, refused
-from rlenv.concurrency.deadline import Expired, begin
+from rlenv.concurrency.deadline import CallSlots, Expired, begin
 from rlenv.concurrency.lanes import Lane, here
 from rlenv.concurrency.scope import ended as all_ended
 from rlenv.concurrency.threads import ThreadPool

@@ -1,6 +1,6 @@
 """Time limits: of one piece of work on the loop, one that stands while others work, and what a call has waited.
 
-A circuit breaker: what keeps failing is left alone for a while.
+Places, of which calls wait for one. A circuit breaker: what keeps failing is left alone for a while.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Iterator
 from contextvars import ContextVar
 from typing import Any, Final
@@ -276,6 +277,86 @@ class Waited:
 def waited_s() -> float:
     """The seconds that the call has waited that this is a part of."""
     return sum(_waits.get() or ())
+
+
+class CallSlots:
+    """At most `limit` calls at once; those that wait are served in the order they came, those that are urgent first.
+
+    Safe to use from several event loops at once.
+
+    Attributes:
+        left_behind: calls that were given up and have not ended.
+    """
+
+    __slots__ = ("left_behind", "limit", "lock", "taken", "waiting")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.taken = 0
+        self.left_behind = 0
+        self.waiting: tuple[deque[asyncio.Future[bool]], ...] = (deque(), deque())
+        self.lock = threading.Lock()
+
+    def take(self, *, is_urgent: bool = False) -> asyncio.Future[bool] | None:
+        """Takes a place and returns None, or returns what to hand to `wait`."""
+        with self.lock:
+            if self.taken < self.limit:
+                self.taken += 1
+                return None
+            turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+            self.waiting[0 if is_urgent else 1].append(turn)
+            return turn
+
+    async def wait(self, turn: asyncio.Future[bool], *, until: float = float("inf")) -> None:
+        """Returns once the place is taken; the time until then is waiting of the call.
+
+        Raises:
+            Expired: it was not by `until`, on the clock of `time.monotonic()`.
+        """
+        timer = None if until == float("inf") else turn.get_loop().call_later(until - time.monotonic(), _expire, turn)
+        try:
+            with Waited():
+                has_place = await turn
+        except asyncio.CancelledError:
+            # An episode that is given up may have been handed its place in the same pass of the loop.
+            if turn.done() and not turn.cancelled() and turn.result():
+                self.free()
+            else:
+                turn.cancel()
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if not has_place:
+            raise Expired(reason="busy")
+
+    def free(self) -> None:
+        """Gives a place back, to the one that has waited longest."""
+        with self.lock:
+            while waiting := self.waiting[0] or self.waiting[1]:
+                turn = waiting.popleft()
+                loop = turn.get_loop()
+                if loop is asyncio.get_running_loop():
+                    if not turn.done():
+                        turn.set_result(True)
+                        return
+                else:
+                    # Its own loop has to wake it. By then it may have stopped waiting, which only that loop can see.
+                    with contextlib.suppress(RuntimeError):  # that loop was closed, and who waited in it is gone
+                        loop.call_soon_threadsafe(self._hand_over, turn)
+                        return
+            self.taken -= 1
+
+    def _hand_over(self, turn: asyncio.Future[bool]) -> None:
+        if turn.done():
+            self.free()
+        else:
+            turn.set_result(True)
+
+
+def _expire(turn: asyncio.Future[bool]) -> None:
+    if not turn.done():
+        turn.set_result(False)
 
 
 _MOST_CALLERS = 2

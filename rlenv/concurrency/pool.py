@@ -10,11 +10,10 @@ import subprocess
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
-from rlenv.concurrency.deadline import Countdown, Expired, Waited, bounded_by_itself, running_under, stopped
+from rlenv.concurrency.deadline import CallSlots, Countdown, Expired, Waited, bounded_by_itself, running_under, stopped
 from rlenv.concurrency.processes import Gone, Process, Program, StartFailed, ended
 
 _T = TypeVar("_T")
@@ -44,8 +43,7 @@ class Pool:
         self._idle: list[Process] = []
         self._all: set[Process] = set()
         self._dying: list[subprocess.Popen[bytes]] = []
-        self._taken = 0
-        self._waiting: tuple[deque[asyncio.Future[None]], deque[asyncio.Future[None]]] = (deque(), deque())
+        self._places = CallSlots(self.limit)
 
     @property
     def processes(self) -> list[int]:
@@ -106,7 +104,7 @@ class Pool:
                             finally:
                                 self._give_back(process)
                     finally:
-                        self._free()
+                        self._places.free()
         except TimeoutError as error:
             raise Expired(reason=reason) from error
         except asyncio.CancelledError as error:
@@ -120,39 +118,8 @@ class Pool:
             for process in self._all:
                 process.socket.close()
             self._reset()
-        with self._lock:
-            if self._taken < self.limit:
-                self._taken += 1
-                return
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting[0 if is_urgent else 1].append(turn)
-        try:
-            with Waited():
-                await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self._free()
-            raise
-
-    def _free(self) -> None:
-        with self._lock:
-            for queue in self._waiting:
-                while queue:
-                    turn = queue.popleft()
-                    if turn.done():
-                        continue
-                    try:
-                        turn.get_loop().call_soon_threadsafe(self._hand_over, turn)
-                    except RuntimeError:  # that loop was closed
-                        continue
-                    return
-            self._taken -= 1
-
-    def _hand_over(self, turn: asyncio.Future[None]) -> None:
-        if turn.done():
-            self._free()
-        else:
-            turn.set_result(None)
+        if (turn := self._places.take(is_urgent=is_urgent)) is not None:
+            await self._places.wait(turn)
 
     def _next(self, key: str) -> Process:
         self._dying = [process for process in self._dying if process.poll() is None]

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from rlenv._base.bounded import size
 from rlenv.calls.executor import Executor
-from rlenv.calls.runner import CallSlots
+from rlenv.concurrency.deadline import CallSlots
 from rlenv.errors import EpisodeError, ResourceError, ToolFailed, UsageError
 from rlenv.language.spec import CallsSpec
 from rlenv.messages import MalformedCall, ToolCall, ToolResult

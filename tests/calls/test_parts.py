@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from rlenv.calls.cache import MAX_ENTRY_BYTES, CallCache, DiskStore, MemoryStore, default_path, pack, unpack
 from rlenv.calls.executor import coerced
 from rlenv.calls.guard import OVERSIZE_CHARS, Injector, Rate
-from rlenv.calls.runner import CallSlots, SharedPlaces, shared_places
-from rlenv.concurrency.deadline import Breaker
+from rlenv.calls.runner import SharedPlaces, shared_places
+from rlenv.concurrency.deadline import Breaker, CallSlots
 from rlenv.errors import ResourceError
 from rlenv.language.spec import DelaySpec, FaultsSpec
 from rlenv.messages import Image

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def act(body, fd):
         while True: pass
     if what == "wait":
         time.sleep(600)
-    return body[::-1], None
+    return body[::-1], os.memfd_create("rlenv-given") if what == "give" else None
 
 def serve(host, told):
     while told.get("gate") and not os.path.exists(told["gate"]):
@@ -152,6 +153,45 @@ def test_who_is_cancelled_as_it_is_handed_a_place_gives_it_back(tmp_path: Path) 
 
     with opened(tmp_path) as pool:
         assert asyncio.run(main()) == "fe"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="descriptors are read from /proc")
+@pytest.mark.parametrize("is_limit", [False, True])
+@pytest.mark.parametrize("passes", range(6))
+def test_an_answer_that_comes_as_its_time_ends_or_who_waits_is_cancelled_is_taken_or_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passes: int, is_limit: bool
+) -> None:
+    real, skipped = time.monotonic, 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: real() + skipped)
+
+    async def main() -> None:
+        nonlocal skipped
+        await ask(pool, "ab")
+        loop = asyncio.get_running_loop()
+        asked: asyncio.Future[Process] = loop.create_future()
+
+        async def give(process: Process) -> int | None:
+            asked.set_result(process)
+            return (await process.ask(b"give"))[1]
+
+        asking = asyncio.ensure_future(pool.run(give, until=time.monotonic() + 500))
+        select.select([(await asked).socket], [], [])  # the answer is there, and the loop has not seen it
+        for _ in range(passes):
+            await asyncio.sleep(0)
+        if is_limit:
+            skipped = 1_000.0
+        else:  # after what the same pass reads
+            loop.call_later(0, asking.cancel)
+        with suppress(asyncio.CancelledError, Expired):
+            fd = await asking
+            assert fd is not None
+            os.close(fd)
+        assert await ask(pool, "cd") == "dc"
+
+    with opened(tmp_path) as pool:
+        asyncio.run(main())
+        held = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+    assert not [path for path in held if "rlenv-given" in path]
 
 
 @pytest.fixture
