@@ -128,12 +128,12 @@ class Scope:
         """Exits all managers in reverse order, each whatever the others do; raises the first error at the end."""
         self._is_closed = True
         self._values.clear()
-        first: Exception | None = None
+        first: BaseException | None = None
         while self._hosts:
             _, host = self._hosts.popitem()
             try:
                 await host.aclose()
-            except Exception as error:
+            except BaseException as error:  # who is cancelled meanwhile closes the others too
                 first = first or error
         if first is not None:
             raise first

@@ -166,13 +166,15 @@ class Environment:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Closes what episodes share: resources of scope `process` and what tools keep. May be called twice."""
+        """Closes what episodes share: resources of scope `process`, what is kept beside. May be called twice."""
         self._shared.clear()
         scope, self._scope = self._scope, None
         try:
             if scope is not None:
                 await scope.aclose()
         finally:
+            for resource in self.parts.resources.values():
+                getattr(resource, "forget", lambda: None)()
             await self._stack.aclose()
             self.executor.close()
 

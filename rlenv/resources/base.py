@@ -52,7 +52,8 @@ class Resource(Protocol):
 
     `open(context)` gives a handle for as long as the context manager is entered; it is exited whatever happens,
     cancellation included, in reverse order of opening. Handles show public attributes to templates
-    (`resources.db.schema`). Raises ResourceError where the infrastructure fails.
+    (`resources.db.schema`). Raises ResourceError where the infrastructure fails. One that keeps anything open beside
+    its handles may have a method `forget()`, called as an environment closes, which closes it.
     """
 
     name: str

@@ -151,6 +151,30 @@ def test_what_exiting_raises_reaches_who_closes_and_keeps_nothing_else_open() ->
     assert log == ["close alone", "close second", "close first"]
 
 
+def test_who_is_cancelled_while_a_scope_closes_closes_all_of_it() -> None:
+    log: list[str] = []
+
+    @asynccontextmanager
+    async def slow(name: str) -> AsyncIterator[str]:
+        yield name
+        await asyncio.sleep(0)
+        log.append(f"close {name}")
+
+    async def main() -> None:
+        scope = Scope()
+        for name in ("first", "second", "third"):
+            await scope.get(name, lambda name=name: slow(name))  # type: ignore[misc]
+        closing = asyncio.ensure_future(scope.aclose())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert sorted(log) == ["close first", "close second", "close third"]
+
+
 def test_what_was_still_opening_as_its_scope_was_closed_is_closed_at_once() -> None:
     log: list[str] = []
 

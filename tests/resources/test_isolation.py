@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import sqlite3
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rlenv.episodes.environment import Environment
+from rlenv.episodes.environment import Environment, load
 
 FUNCTIONS = '''
 from collections.abc import Iterator
@@ -57,8 +59,6 @@ STATE = "SELECT group_concat(word, ' '), count(*), last_insert_rowid() FROM (SEL
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    from rlenv.episodes.environment import load
-
     folder = tmp_path_factory.mktemp("writers")
     with closing(sqlite3.connect(folder / "words.sqlite")) as raw:
         raw.executescript("CREATE TABLE said (word TEXT); INSERT INTO said VALUES ('start')")
@@ -108,6 +108,43 @@ def test_interleaved_episodes_that_write_never_see_each_others_state(environment
             for number in range(EPISODES):
                 group.create_task(writer(environment, number, random.Random(rng.random())))
 
+    asyncio.run(main())
+
+
+IN_A_WORKER = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c WHERE x < 9) SELECT sum(x) FROM c"
+
+
+def held() -> set[str]:
+    """What this process has open of files and folders, and what lies in its memory as a file."""
+    found = {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
+    return {path for path in found if "words" in path or "rlenv-" in path}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="descriptors are read from /proc")
+@pytest.mark.parametrize("access", ["access: read_only", "access: copy", "access: copy, isolation: savepoint"])
+@pytest.mark.parametrize("is_open", [False, True])
+def test_an_environment_that_is_closed_keeps_nothing_open_and_can_be_used_again(
+    tmp_path: Path, access: str, is_open: bool
+) -> None:
+    async def main() -> None:
+        used = load(tmp_path / "spec.yaml")
+        for _ in range(2):
+            async with used.start(seed=1) as episode:
+                for sql in ("SELECT word FROM said", IN_A_WORKER):
+                    found = await episode.step(calls(("db", {"sql": sql})))
+                    assert [result.outcome for result in found.observation.results] == ["ok"]
+                    if is_open:  # closed under an episode, whose database stays as it is
+                        await used.aclose()
+                await episode.step("<answer>done</answer>")
+            await used.aclose()
+            assert held() == before
+
+    text = SPEC.partition("resources:")[0] + "resources:\n  db: {kind: sqlite, path: words.sqlite, ACCESS}\n"
+    text += "tools: {db: {kind: sql, resource: db}}\nrewards: {answered: {kind: rule, rule: answered}}\n"
+    (tmp_path / "spec.yaml").write_text(text.replace("ACCESS", access), encoding="utf-8")
+    with closing(sqlite3.connect(tmp_path / "words.sqlite")) as raw:
+        raw.executescript("CREATE TABLE said (word TEXT); INSERT INTO said VALUES ('start')")
+    before = held()
     asyncio.run(main())
 
 

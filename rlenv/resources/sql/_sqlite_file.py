@@ -136,7 +136,7 @@ class SqliteFile:
         try:
             return connection.run(sql, until=until, max_rows=max_rows)
         finally:
-            if len(self._idle) < _MAX_IDLE:
+            if len(self._idle) < _MAX_IDLE and not self._is_closed:
                 self._idle.append(connection)
             else:
                 connection.close()
@@ -152,10 +152,11 @@ class SqliteFile:
         """A descriptor of the image as it was at first."""
         image = self.image
         assert image is not None
-        if self._file is None:
+        file = self._file
+        if file is None:
             file = await off_the_loop(lambda: HeldImage(image), size=self.size)
-            self._file = self._file or file
-        yield self._file.fd
+        self._file = None if self._is_closed else self._file or file
+        yield file.fd
 
     def lend(self) -> SqliteConnection:
         """A private copy that may be written, for one episode."""
@@ -182,8 +183,8 @@ class SqliteFile:
         return bool(self._idle)
 
     def close(self) -> None:
-        """Closes the idle connections; those in use are closed when nothing refers to them any more."""
-        self._is_closed = True
+        """Closes what nobody uses; what is in use is closed when nothing refers to it any more."""
+        self._is_closed, self._file = True, None
         while self._idle:
             self._idle.pop().close()
 

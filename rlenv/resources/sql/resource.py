@@ -189,6 +189,11 @@ class SqlResource:
         """
         return _Opening(self, context)
 
+    def forget(self) -> None:
+        """Closes what is kept of files beside open databases; what is opened later reads them again."""
+        while self._sources:
+            self.engine.forget(self._sources.popitem()[1])
+
     def source(self, context: ResourceContext) -> Any:
         """The engine's source for the file that the task names.
 
