@@ -79,7 +79,7 @@ class _Known:
             if spellings is None:
                 return
             _watch_records()
-            self.longest = max(self.longest, _MOST_CHARS_FOR_ONE * len(value))
+            self.longest = max(self.longest, _MOST_CHARS_FOR_ONE * (len(value) + 4 * value.count("\n")))
             found = (*self.secrets, _Secret(name, value, spellings))
             self.secrets = tuple(sorted(found, key=lambda secret: len(secret.value), reverse=True))
 
@@ -91,6 +91,7 @@ _ENTITIES: Final = {"&": "amp", "<": "lt", ">": "gt", '"': "quot", "'": "apos"}
 _JSON_ESCAPES: Final = {"\n": "n", "\r": "r", "\t": "t", "\b": "b", "\f": "f"}
 _MOST_CHARS_FOR_ONE: Final = 24
 _PIECES: Final = re.compile(r"\\+|[^\\]+")
+_BREAKS: Final = re.compile(r"[\r\n]+")
 
 
 def _spellings(value: str) -> dict[str, tuple[str, ...]] | None:
@@ -104,7 +105,7 @@ def _spellings(value: str) -> dict[str, tuple[str, ...]] | None:
     if len(bare) < _LEAST_CHARS or (bare.isdecimal() and len(bare) < _LEAST_ANYWHERE):
         return None
     # Several backslashes are one piece: as many pieces of any length would take for ever to be told apart.
-    pieces = _PIECES.findall(bare)
+    pieces = _PIECES.findall(_BREAKS.sub("\n", bare))
     text = "".join(_backslashes(len(run)) if run[0] == "\\" else "".join(map(_one, run)) for run in pieces)
     if len(bare) < _LEAST_ANYWHERE:
         return {rf"(?<![A-Za-z0-9]){text}(?![A-Za-z0-9])": _runs(bare)[:1]}
@@ -133,12 +134,21 @@ _BASE64: Final = {"+": "[+-]", "/": "[/_]"}
 
 
 def _one(char: str) -> str:
-    """A character as it is, and every way to escape it."""
-    ways = [r"\\{0,8}" + re.escape(char) if char in "\"'/" else re.escape(char)]
-    code = ord(char)
+    """A character as it is, and every way to escape it; a line break as any of them, in a line too, and indented."""
+    if char == "\n":
+        return rf"(?:\s|{_escaped(char)}|{_escaped(chr(13))}){{1,64}}"
+    plain = r"\\{0,8}" + re.escape(char) if char in "\"'/" else re.escape(char)
+    return f"(?:{plain}|{_escaped(char)})"
+
+
+def _escaped(char: str) -> str:
+    ways, code = [], ord(char)
     units = char.encode("utf-16-be", "surrogatepass").hex()
     ways.append("".join(r"\\{1,8}u" + _any_case(units[at : at + 4]) for at in range(0, len(units), 4)))
     octets = char.encode("utf-8", "surrogateescape")
+    if code > 127:  # as bytes are shown, or read as Latin-1
+        shown = (rf"(?:\\{{1,8}}(?:x{_any_case(f'{octet:02x}')}|{octet:03o})|{chr(octet)})" for octet in octets)
+        ways += ["".join(shown), r"\\{1,8}U" + _any_case(f"{code:08x}")]
     ways.append("".join(f"%(?:25){{0,3}}{_any_case(f'{octet:02x}')}" for octet in octets))
     ways.append(f"&(?:amp;){{0,3}}#(?:0{{0,6}}{code}|[xX]0{{0,6}}{_any_case(f'{code:x}')});")
     if char in _ENTITIES:
@@ -151,7 +161,7 @@ def _one(char: str) -> str:
         ways.append(r"\+")
     if char == "'":
         ways.append("''")
-    return f"(?:{'|'.join(ways)})"
+    return "|".join(ways)
 
 
 def _backslashes(count: int) -> str:

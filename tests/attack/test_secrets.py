@@ -9,6 +9,7 @@ import io
 import json
 import logging
 import re
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote, quote_plus
 
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from rlenv.secrets import redact, redact_value, redact_within, resolve, set_aside
 from rlenv.tools.arguments import compile_filling
 
+WORD, LINES = "clé-secrète 日本😀 9", "first-line-abc\nsecond-line-def\n\n    \n    indented"
 KEY = "pa/ss&Word\"rd<x>+9='\\s"
 PLAIN = "tok-3c9d8e7f6a5b4c3d2e1f"
 
@@ -68,6 +70,44 @@ def test_every_spelling_is_found_whole(spelling: object, secret: str) -> None:
     assert "${env:RLENV_TEST_" in found
     left = found.replace("${env:RLENV_TEST_ODD}", "").replace("${env:RLENV_TEST_PLAIN}", "")
     assert re.fullmatch(r"before (>\sAuthorization: )?[b'\"\\]*\s* after", left)
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        lambda s: s,
+        repr,
+        ascii,
+        json.dumps,
+        lambda s: repr(s.encode()),
+        lambda s: json.dumps(repr(s.encode())),
+        lambda s: quote(s, safe=""),
+        lambda s: "".join(chr(one) if 31 < one < 127 else f"\\{one:03o}" for one in s.encode()).replace("\\012", "\n"),
+        lambda s: s.encode().decode("latin-1"),
+        lambda s: s.replace("\n", "\r\n"),
+        lambda s: quote(s.replace("\n", "\r\n"), safe=""),
+        lambda s: s.replace("\n", "\n\t    "),
+        quote_plus,
+        lambda s: s.replace("\n", " "),
+    ],
+)
+@pytest.mark.parametrize("secret", [WORD, LINES])
+def test_what_is_not_ascii_or_has_lines_is_found_as_bytes_and_as_lines(
+    monkeypatch: pytest.MonkeyPatch, spelling: Callable[[str], str], secret: str
+) -> None:
+    monkeypatch.setenv("RLENV_TEST_WORDS", secret)
+    resolve("${env:RLENV_TEST_WORDS}")
+    left = redact(f"before {spelling(secret)} after").replace("${env:RLENV_TEST_WORDS}", "")
+    assert re.fullmatch(r"before [b'\"\\]* after", left)
+    assert redact_within(f"{spelling(secret)} after", 26) == redact(f"{spelling(secret)} after")[:26]
+
+
+def test_line_breaks_without_end_are_read_in_one_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLENV_TEST_WORDS", LINES)
+    resolve("${env:RLENV_TEST_WORDS}")
+    breaks = ("\n", "\r\n", "\\n", "\\r\\x0a", "%0a", " ", "\\" * 9 + "n")  # in one of two ways each, it would not end
+    text = "".join("first-line-abc" + one * 4_000 for one in breaks)
+    assert redact(text) == text
 
 
 @pytest.mark.parametrize("before", ["", "u", "us", "user:", "Bearer "])
