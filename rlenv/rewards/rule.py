@@ -26,16 +26,17 @@ from rlenv.secrets import logger
 from rlenv.trajectory import Where
 
 _NAMES = frozenset(("task", "vars", "resources", "answer", "item"))
-_OF_THE_POLICY = frozenset(("answer", "said"))
+_WRITTEN = frozenset(("answer", "said"))
+_OF_THE_POLICY = _WRITTEN | {"resources"}
 _MAX_SAID = 65_536
 _COLUMN = re.compile(r"\{\{\s*task\.([A-Za-z_]\w*)\s*\}\}", re.ASCII)
 
 
 class UnfitAnswer(RewardError):
-    """A template over what the policy wrote cannot be filled from that, and all else that it reads is there.
+    """A template over what the policy wrote, or left in resources, cannot be filled from that; all else is there.
 
-    The policy wrote the answer, so that this is worth what a wrong answer is worth: a term that let it pass as
-    something that could not be measured would let the policy choose when it is masked.
+    This is worth what a wrong answer is worth: a term that let it pass as something that could not be measured would
+    let the policy choose when it is masked.
     """
 
 
@@ -47,20 +48,20 @@ def compile_for_context(value: Any, *, where: str, names: frozenset[str] = _NAME
             the policy said in all, outside thinking and calls) may be among them.
 
     Returns:
-        A function of a RewardContext (and `item`) that gives the filled value; raises RewardError where a name
-        is undefined, and UnfitAnswer where the answer is all that stands in the way.
+        A function of a RewardContext (and `item`) that gives the filled value; raises RewardError where a name is
+        undefined, and UnfitAnswer where what the policy wrote or left is all that stands in the way.
 
     Raises:
         UsageError: a template does not compile or reads another name.
     """
-    over_answer: list[Template] = []
+    over_policy: list[Template] = []
     for key, source in texts_at(where, value):
         if "{" not in source:
             continue
         template = template_of(source, key=key, names=names)
         if _OF_THE_POLICY & set(template.names):
-            over_answer.append(template)
-    reads_said = any("said" in template.names for template in over_answer)
+            over_policy.append(template)
+    reads_said = any("said" in template.names for template in over_policy)
     if isinstance(value, str) and (column := _COLUMN.fullmatch(value.strip())):
         return _column(column[1], where)
     fill = compile_value(value)
@@ -78,18 +79,19 @@ def compile_for_context(value: Any, *, where: str, names: frozenset[str] = _NAME
         try:
             return fill(**values)
         except TemplateError as error:
-            if (context.answer is not None or reads_said) and any(
-                _fails_by_answer(template, values) for template in over_answer
-            ):
-                raise UnfitAnswer(f"{where}: the answer does not fit: {error}") from error
+            if error.is_unfit and any(_fails_by_policy(template, values) for template in over_policy):
+                raise UnfitAnswer(f"{where}: what the policy left does not fit: {error}") from error
             raise RewardError(f"{where}: {error}") from error
 
     return filled
 
 
-def _fails_by_answer(template: Template, values: Mapping[str, Any]) -> bool:
-    """True if filling `template` fails although everything that it reads beside what the policy wrote is there."""
-    if not all(_is_there(path, values) for path in template.paths if path[0] in values.keys() - _OF_THE_POLICY):
+def _fails_by_policy(template: Template, values: Mapping[str, Any]) -> bool:
+    """True if filling `template` fails although everything that it reads beside what the policy left is there."""
+    if values["answer"] is None and template.names & _OF_THE_POLICY == {"answer"}:
+        return False
+    read = {path[: 2 if path[0] == "resources" else None] for path in template.paths}
+    if not all(_is_there(path, values) for path in read if path[0] in values.keys() - _WRITTEN):
         return False
     try:
         template.value(**values)
@@ -101,10 +103,8 @@ def _fails_by_answer(template: Template, values: Mapping[str, Any]) -> bool:
 def _is_there(path: tuple[str, ...], values: Mapping[str, Any]) -> bool:
     found: Any = values
     for name in path:
-        if isinstance(found, Mapping):
-            if name not in found and not hasattr(found, name):
-                return False
-            found = found[name] if name in found else getattr(found, name)
+        if isinstance(found, Mapping) and name in found:
+            found = found[name]
         elif hasattr(found, name):
             found = getattr(found, name)
         else:
@@ -364,13 +364,29 @@ def _value(name: str, spec: ValueRuleSpec, context: TermCompileContext) -> Term:
         try:
             found = fill(context)
         except UnfitAnswer as error:
+            if "resources" in of_the_policy and (key := (name, spec.value, "")) not in _logged:
+                _logged.add(key)  # once: a word of the template may be misspelt
+                _log.warning("rewards.%s counts as 0 where it cannot be read: %s", name, error)
             return Measured(0.0, str(error))
+        found = found.item() if getattr(found, "shape", None) == () else found  # NumPy's numbers and truths
         if of_the_policy and found is not None and not _is_bounded(found):
+            if of_the_policy == {"resources"} and (counted := _counted(found, context)) is not None:
+                return Measured(counted)
             said = repr(found[:80]) if isinstance(found, str) else f"a {type(found).__name__}"
             return Measured(0.0, f"gave {said}, which is no number up to {_LARGEST:g}")
         return Measured(float(found) if isinstance(found, bool) else found)
 
     return Term(name=name, spec=spec, measure=measure)
+
+
+def _counted(found: Any, context: RewardContext) -> Any:
+    """What resources gave, where it counts; None for what the policy left there: a text, a list or no number (NaN)."""
+    if isinstance(found, float) and found == found:
+        return max(-_LARGEST, min(found, _LARGEST))
+    totals = [getattr(one, "total", None) for one in context.resources.values()]
+    if not isinstance(found, (str, list, Mapping, float)) or any(type(one) is float and one != one for one in totals):
+        return found  # of the author's own type; or a world does not know what its last step paid
+    return None
 
 
 _LARGEST: Final = 1e100  # of a policy's own numbers: sums, means and squares over a group stay finite

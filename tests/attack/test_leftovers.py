@@ -116,9 +116,39 @@ def test_an_ends_that_does_not_fit_what_a_call_left_ends_nothing(read: str, make
             is_well(play(environment, ToolCall(tool, {"which": which})), read, tool, which)
 
 
-def test_code_behind_an_ends_that_fails_is_no_number(make_environment: Make) -> None:
-    """Its server is away, say; and what reads the row alone is the author's."""
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.slow(but=6)
+def test_a_number_that_cannot_be_read_of_what_is_left_is_worth_nothing(read: str, make_environment: Make) -> None:
+    rule = {"kind": "rule", "rule": "value", "value": "{{ " + read.replace("LEFT", "resources.desk.left") + " }}"}
+    shaped = {"clipped": {**rule, "clip": [-1, 1]}, "ranged": {**rule, "range": [-2, 2]}}
+    turn = {**rule, "when": "turn"}
+    environment = make_environment(
+        SPEC, tools=TOOLS, rewards={"plain": rule, "turn": turn, **shaped}, success="plain > 0"
+    )
+    for which in NAMES:
+        if which not in ("key", "decimal", "date", "set", "array", "no array", "bytes", "inner"):  # of the author's
+            is_well(play(environment, ToolCall("leave", {"which": which})), read, which)
+    for calls in ([], [ToolCall("leave", {"which": "list"})]):
+        is_well(play(environment, *calls), read)
+
+
+def test_code_behind_a_template_that_fails_is_no_number_and_no_end(make_environment: Make) -> None:
+    """Its server is away, say; and what names no resource, or reads the row alone, is the author's."""
     for read in ("resources.desk.away", "task.lost"):
         environment = make_environment(SPEC, tools=TOOLS, tools__leave__ends="{{ " + read + " }}")
         found = play(environment, ToolCall("leave", {"which": "fine"}))
         assert (found.reason, found.reward.total) == ("ends", None)
+        rule = {"kind": "rule", "rule": "value", "value": "{{ " + read + " }}", "required": False}
+        environment = make_environment(SPEC, tools=TOOLS, rewards__other=rule)
+        assert play(environment).reward.terms["other"].status == "invalid"
+
+
+@pytest.mark.parametrize(
+    ("left", "value"), [("inf", 1e30), ("minus inf", -1e30), ("nan", 0), ("list", 0), ("int64", 3)]
+)
+def test_what_is_left_beyond_all_numbers_is_the_largest_and_what_is_none_nothing(
+    left: str, value: float, make_environment: Make
+) -> None:
+    rule = {"kind": "rule", "rule": "value", "value": "{{ resources.desk.left }}"}
+    found = play(make_environment(SPEC, tools=TOOLS, rewards__left=rule), ToolCall("leave", {"which": left}))
+    assert found.reward.terms["left"].value == value
