@@ -42,6 +42,10 @@ class ServerRefused(Exception):
         super().__init__(message)
 
 
+class TooLong(ValueError):
+    """An answer is longer than is taken, and the connection is closed for it."""
+
+
 class Socket:
     """A connection to a server. It is read at all times, so that pings are answered while a policy samples."""
 
@@ -67,7 +71,8 @@ class Socket:
         try:
             async for message in self._socket:
                 if message.type is aiohttp.WSMsgType.ERROR:
-                    self._gone = ValueError(f"the server's answer is not taken: {message.data}")
+                    is_long = getattr(message.data, "code", 0) == aiohttp.WSCloseCode.MESSAGE_TOO_BIG
+                    self._gone = (TooLong if is_long else ValueError)(f"the answer is not taken: {message.data}")
                 if message.type is not aiohttp.WSMsgType.TEXT:
                     continue
                 if self._answer is not None and not self._answer.done():

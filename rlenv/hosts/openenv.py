@@ -22,7 +22,7 @@ from pydantic import Field
 from rlenv._base.schemas import without_unreadable_patterns
 from rlenv.concurrency.threads import run_sync
 from rlenv.errors import EpisodeError, ResourceError, ToolFailed, UsageError, told_as
-from rlenv.hosts.link import Door, ServerRefused, Socket
+from rlenv.hosts.link import Door, ServerRefused, Socket, TooLong
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Float, ResourceSpec, Text, ToolSpec
 from rlenv.language.templates import TemplateError, compile_value, template_of, texts_at
@@ -141,6 +141,9 @@ class ServerWorld:
                 raise EpisodeError(f"the server ended the session: {error}", reason="resource") from error
             self.total = total
             raise ToolFailed(f"the action failed: {str(error)[:_SHOWN_CHARS]}") from error
+        except TooLong as error:  # as the action had it: it pays nothing, and the connection is closed
+            self.total, self.truncated = total, True
+            raise ToolFailed("what came of it is too long to be shown; the episode is over") from error
         except (OSError, ValueError, OverflowError, TypeError, KeyError, AttributeError, TemplateError) as error:
             raise EpisodeError(f"the server failed: {type(error).__name__}: {error}", reason="resource") from error
         self.steps += 1
@@ -157,8 +160,8 @@ def _text_of(observation: Mapping[str, Any]) -> str:
     if "tool_name" in observation:
         held = observation.get("error") or observation.get("result")
         if isinstance(held, Mapping):
-            content = [one for one in held.get("content") or () if isinstance(one, Mapping)]
-            texts = [held.get("message"), *(one.get("text") for one in content)]
+            content = listed if isinstance(listed := held.get("content"), list) else ()
+            texts = [held.get("message"), *(one.get("text") for one in content if isinstance(one, Mapping))]
             held = "\n".join(text for text in texts if isinstance(text, str)) or held
         return held if isinstance(held, str) else orjson.dumps(held).decode()
     return held if isinstance(held, str) else orjson.dumps(observation).decode()

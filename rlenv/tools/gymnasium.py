@@ -89,7 +89,7 @@ class World:
             if not math.isfinite(paid := float(reward)):
                 raise ValueError(f"it paid {paid}")
             self.text = "what came of it cannot be shown"  # it has paid all the same
-            with suppress(TemplateError):
+            with suppress(TemplateError, TypeError):  # what JSON has no word for
                 self.text = self._show(self)
         except OSError as error:  # what the world stands on is gone
             raise EpisodeError(f"the world failed: {failure(error)}", reason="resource") from error

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+import time
+from typing import Any, cast
 
+import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from rlenv.episodes.environment import Environment
+from rlenv.errors import ToolFailed
+from rlenv.hosts.link import Socket
+from rlenv.hosts.openenv import ServerWorld, _text_of
 from rlenv.messages import Message, ToolCall
 from rlenv.runs import files as record
 from rlenv.trajectory import Trajectory
@@ -56,6 +63,19 @@ def leave(which: str, desk: Desk) -> str:
 def give(which: str) -> str:
     """Gives something."""
     return LEFT[which]
+
+
+class World:
+    metadata, render_mode = {}, None
+
+    def reset(self, seed=None):
+        return "begun", {}
+
+    def step(self, action):
+        return LEFT[action], -1.0, False, False, {"left": LEFT[action]}
+
+    def close(self):
+        pass
 '''
 HELD: dict[str, Any] = {}
 exec(TOOLS, HELD)
@@ -152,3 +172,60 @@ def test_what_is_left_beyond_all_numbers_is_the_largest_and_what_is_none_nothing
     rule = {"kind": "rule", "rule": "value", "value": "{{ resources.desk.left }}"}
     found = play(make_environment(SPEC, tools=TOOLS, rewards__left=rule), ToolCall("leave", {"which": left}))
     assert found.reward.terms["left"].value == value
+
+
+@pytest.mark.parametrize("text", [None, "{{ observation.done }}", "{{ info.left }}", "{{ observation | tojson }}"])
+def test_a_step_of_a_world_has_paid_whatever_it_shows(text: str | None, make_environment: Make) -> None:
+    world = {"kind": "gymnasium", "function": "tools.py:World"}
+    world |= {} if text is None else {"text": "{{ observation if observation is string else (" + text[3:-3] + ") }}"}
+    paid = {"kind": "rule", "rule": "value", "value": "{{ resources.world.total }}"}
+    tool = {"kind": "gymnasium", "resource": "world"}
+    text = SPEC.replace("resources: {", f"resources: {{world: {json.dumps(world)}, ")
+    environment = make_environment(text, tools=TOOLS, tools__act=tool, rewards__paid=paid)
+    for which in NAMES:
+        found = play(environment, ToolCall("act", {"action": which}), ToolCall("act", {"action": "fine"}))
+        is_well(found, str(text), which)
+        assert found.reward.terms["paid"].value == -2, (text, which)
+
+
+@pytest.mark.parametrize(
+    "held", [3, "x", None, [1, {"text": 2}], {"content": 3}, {"content": [3]}, {"content": {"a": 1}}]
+)
+def test_what_a_servers_tool_gives_of_any_form_is_shown(held: Any) -> None:
+    class Says:
+        async def ask(self, *_: Any, **__: Any) -> Any:
+            return {"observation": {"tool_name": "look", "result": held}, "done": False, "reward": -1.0}
+
+    async def main() -> ServerWorld:
+        world = ServerWorld(cast(Any, Says()), {"observation": {"text": ""}, "done": False}, None)
+        await world.step({}, 0, time.monotonic() + 60)
+        return world
+
+    world = asyncio.run(main())
+    assert (world.total, world.text) == (-1.0, _text_of(world.observation))
+
+
+def test_an_answer_of_a_servers_that_is_too_long_is_the_actions_and_ends_the_episode() -> None:
+    async def answers(request: web.Request) -> web.StreamResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await socket.receive()
+        await socket.send_str("x" * 100_000)
+        await socket.receive()
+        return socket
+
+    async def main() -> ServerWorld:
+        app = web.Application()
+        app.router.add_get("/ws", answers)
+        async with TestServer(app) as server, aiohttp.ClientSession() as client:
+            socket = await Socket.opened(client, str(server.make_url("/ws")), 50_000)
+            world = ServerWorld(socket, {"observation": {"text": ""}, "done": False}, None)
+            world.total = 0.5
+            for said in ("too long", "has ended"):
+                with pytest.raises(ToolFailed, match=said):
+                    await world.step({}, 0, time.monotonic() + 60)
+            await socket.aclose()
+            return world
+
+    world = asyncio.run(asyncio.wait_for(main(), 60))
+    assert (world.total, world.terminated, world.truncated) == (0.5, False, True)
