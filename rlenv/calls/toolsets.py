@@ -21,7 +21,7 @@ from rlenv.dialects.built_in import broken_schemas
 from rlenv.errors import EpisodeError, RlenvError, UsageError
 from rlenv.language.functions import failure
 from rlenv.language.spec import EnvSpec, ToolSpec
-from rlenv.language.templates import Template, TemplateError, compile_template, template_of, texts_in
+from rlenv.language.templates import Template, TemplateError, UnfitTemplate, compile_template, template_of, texts_in
 from rlenv.language.yamlwords import former_names
 from rlenv.messages import ToolResult
 from rlenv.tools.base import Ends, RowTools, Tool, ToolContext, ends_once, policy_of
@@ -136,7 +136,13 @@ def ending(ends: str) -> Template:
     Raises:
         UsageError: it does not compile, or reads what is not there.
     """
-    return template_of(ends, key="ends", names=("resources", "task", "vars", "tool", "result"))
+    template = template_of(ends, key="ends", names=("resources", "task", "vars", "tool", "result"))
+    known = [name for name in dir(ToolResult) if not name.startswith("_")]
+    for path in sorted(template.paths):
+        if path[0] == "result" and len(path) > 1 and path[1] not in known:
+            message, hint = f"a result has no '{path[1]}'", did_you_mean(path[1], known, "it has")
+            raise UnfitTemplate(message, key="ends", hint=hint, find=".".join(path[:2]))
+    return template
 
 
 def _ends(tool: str, entry: str, own: bool | str, spec: EnvSpec) -> Ends | None:
@@ -160,7 +166,8 @@ def _ends(tool: str, entry: str, own: bool | str, spec: EnvSpec) -> Ends | None:
             # The policy chose the call, and must not leave out its sample. A failed one has no value.
             if not (result.is_error or told):
                 told.append(error)  # once: there may be thousands of such calls
-                _log.warning("a call that leaves what the template does not fit ends nothing: %s", where)
+                about = {"place": f"tools.{entry}.ends"}
+                _log.warning("a call that leaves what the template does not fit ends nothing: %s", where, extra=about)
             return ""
 
     return asked

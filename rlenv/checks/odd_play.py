@@ -24,7 +24,7 @@ from rlenv.language.kinds import gold_key, is_own, kind_of
 from rlenv.language.spec import RewardSpec
 from rlenv.messages import Message, ToolCall
 from rlenv.policies.scripted import random_value
-from rlenv.rewards.base import Measured, RewardContext, Term
+from rlenv.rewards.base import Measured, Term
 from rlenv.rewards.scorer import Scorer
 from rlenv.runs.summary import value_of
 from rlenv.tools.base import Tool, ToolOutput
@@ -82,6 +82,8 @@ def check_played(subject: Subject) -> Iterator[Finding]:
         if result is not None and result.is_error and result.whose != "infrastructure":
             yield subject.say("odd-example/fails", f"tools.{name}.example", result.text[:100])
     for name, why in played.raised.items():
+        if name.endswith(".ends"):
+            yield subject.say("unfit-ends/of-call", name, why[-160:])
         is_called = name in played.told and not subject.loaded.spec.oracle  # of an oracle's calls more is said
         if is_called and (bug := PATTERNS.bug.match(why)) and (not bug[1] or bug[1] in str(subject.code)):
             yield subject.say("broken-tool/any-call", f"tools.{subject.tools[name].entry or name}", why[:160], at="key")
@@ -134,6 +136,8 @@ def _is_heard(record: logging.LogRecord) -> bool:
     raised = _raised.get()
     if raised is not None and record.exc_info and record.exc_info[1] is not None and record.args:
         raised.setdefault(str(next(iter(record.args))), failure(record.exc_info[1]))
+    if raised is not None and (place := getattr(record, "place", "")):
+        raised.setdefault(place, record.getMessage().rpartition("}): ")[2])
     return raised is None
 
 
@@ -263,10 +267,7 @@ def _silent(tool: Tool) -> Tool:
 
 
 def _unmeasured(term: Term) -> Term:
-    def skip(context: RewardContext) -> Measured:
-        return Measured(None)
-
-    return replace(term, measure=skip, measure_async=None, measure_group=None, ask_group=None)
+    return replace(term, measure=lambda context: Measured(None), measure_async=None, measure_group=None, ask_group=None)
 
 
 def _is_far(term: Term, far: set[str], *, is_asked: bool) -> bool:

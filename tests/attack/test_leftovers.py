@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from rlenv.episodes.environment import Environment
-from rlenv.errors import ToolFailed
+from rlenv.errors import SpecError, ToolFailed
 from rlenv.hosts.link import Socket
 from rlenv.hosts.openenv import ServerWorld, _text_of
 from rlenv.messages import Message, ToolCall
@@ -150,6 +151,13 @@ def test_a_number_that_cannot_be_read_of_what_is_left_is_worth_nothing(read: str
             is_well(play(environment, ToolCall("leave", {"which": which})), read, which)
     for calls in ([], [ToolCall("leave", {"which": "list"})]):
         is_well(play(environment, *calls), read)
+
+
+@pytest.mark.parametrize(("read", "said"), [("result.vlaue.done", "did you mean 'value'"), ("result.zq", "it has: ")])
+def test_a_part_that_no_result_has_is_a_fault_of_the_spec(read: str, said: str, make_environment: Make) -> None:
+    with pytest.raises(SpecError, match=re.escape(f"a result has no '{read.split('.')[1]}'")) as error:
+        make_environment(SPEC, tools=TOOLS, tools__leave__ends="{{ " + read + " }}")
+    assert said in str(error.value)
 
 
 def test_code_behind_a_template_that_fails_is_no_number_and_no_end(make_environment: Make) -> None:

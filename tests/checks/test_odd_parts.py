@@ -653,6 +653,9 @@ added("never-pays", [FORM, {"rewards": SPANS, **ALONE}],
       [{**FORM, **tool("find", {"name": "x"})},
        {"rewards": {**SPANS, "long": SPANS["long"] | {"weight": 0.05}}, **ALONE}])  # fmt: skip
 added("broken-tool", [{**tool("opens"), "oracle": None}], [{**tool("find"), "oracle": None}])
+added("unfit-ends", [tool("find", {"name": "Lima"}, ends="{{ result.value.done }}"),
+                     {**tool("find", ends="{{ result.value + 1 }}", example={"name": "Lima"}), "oracle": None}],
+      [tool("find", {"name": "Lima"}, ends="{{ result.value == 'nowhere' }}")])  # fmt: skip
 added("unread-parameter", [tool("documented")], [])
 # Forms of choices, calls and golds.
 added("odd-gold", [{**rows(answer=["YES", "NO"]), **system("Say <answer>yes</answer> or <answer>no</answer>.")},
