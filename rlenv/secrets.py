@@ -89,6 +89,7 @@ _missing: ContextVar[dict[str, None] | None] = ContextVar("rlenv.secrets.missing
 
 _ENTITIES: Final = {"&": "amp", "<": "lt", ">": "gt", '"': "quot", "'": "apos"}
 _JSON_ESCAPES: Final = {"\n": "n", "\r": "r", "\t": "t", "\b": "b", "\f": "f"}
+_OTHERWISE: Final = {" ": r"\+", "'": "''"}
 _MOST_CHARS_FOR_ONE: Final = 24
 _PIECES: Final = re.compile(r"\\+|[^\\]+")
 _BREAKS: Final = re.compile(r"[\r\n]+")
@@ -157,10 +158,8 @@ def _escaped(char: str) -> str:
         ways.append(r"\\{1,8}" + _JSON_ESCAPES[char])
     if code < 256:
         ways.append(r"\\{1,8}x" + _any_case(f"{code:02x}"))
-    if char == " ":
-        ways.append(r"\+")
-    if char == "'":
-        ways.append("''")
+    if char in _OTHERWISE:
+        ways.append(_OTHERWISE[char])
     return "|".join(ways)
 
 

@@ -152,8 +152,7 @@ class Runner:
             Expired: it has not ended by `until`, the wait for a place included.
             BaseException: whatever the tool raises.
         """
-        turn = self.places.take()
-        if turn is not None:
+        if (turn := self.places.take()) is not None:
             await self.places.wait(turn, until=until)
         began, waited = time.monotonic(), waited_s()
         # A reward gives each call its time anew, and what changes state is not asked again: what it used up is its own.

@@ -280,9 +280,7 @@ def waited_s() -> float:
 
 
 class CallSlots:
-    """At most `limit` calls at once; those that wait are served in the order they came, those that are urgent first.
-
-    Safe to use from several event loops at once.
+    """At most `limit` calls at once, of any event loops; who waits is served in the order they came, the urgent first.
 
     Attributes:
         left_behind: calls that were given up and have not ended.

@@ -190,10 +190,7 @@ async def _started(process: Process, timer: asyncio.Timeout) -> None:
 
 
 def _cores() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:
-        return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 _pools: Final[weakref.WeakSet[Pool]] = weakref.WeakSet()

@@ -10,14 +10,14 @@ from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 from rlenv.concurrency.deadline import Countdown, left_s, running_under, share_of_time
-from rlenv.errors import RewardError, Whose
+from rlenv.errors import CassetteError, EpisodeError, RewardError, Whose
 from rlenv.messages import ToolCall, ToolResult
 from rlenv.rewards.asking_again import ROUNDS, Answered, Known, Refused, Untold, in_turn
 from rlenv.rewards.base import RewardContext
 from rlenv.tools.base import FELLED, Tool, asked_again
 
 _T = TypeVar("_T")
-_SHARE: Final = 0.6
+SHARE: Final = 0.6
 """Of the time for the reward, for all that is asked again: nobody's batch waits for a tool that hangs."""
 _FIRST_SHARE: Final = 2 / 3
 """Of that, for each tool's calls until one is known to be the policy's: with less, nothing is found out of many."""
@@ -77,13 +77,13 @@ class TooFewRounds(RewardError):
 class Lost:
     """A call of the episode that failed, and not surely by what the policy did.
 
-    `arguments` are None where they were not kept, as of very many or very long calls that code made.
+    `arguments` are None where they were not kept, as of very many or very long calls of code, which is `code`.
     """
 
     tool: str
     arguments: Mapping[str, Any] | None
     result: ToolResult
-    is_of_code: bool = False
+    code: Lost | None = None
 
 
 def lost_calls(context: RewardContext, tools: Mapping[str, Tool], *, last_only: bool = False) -> list[Lost]:
@@ -95,17 +95,17 @@ def lost_calls(context: RewardContext, tools: Mapping[str, Tool], *, last_only: 
     lost: list[Lost] = []
     for turn in context.turns[-1:] if last_only else context.turns:
         for index, result in enumerate(turn.results):
-            if may_be_lost(result, tools):
-                call = turn.parsed.calls[index] if index < len(turn.parsed.calls) else None
-                lost.append(Lost(result.name, call.arguments if isinstance(call, ToolCall) else None, result))
+            call = turn.parsed.calls[index] if index < len(turn.parsed.calls) else None
+            one = Lost(result.name, call.arguments if isinstance(call, ToolCall) else None, result)
+            lost += [one] if may_be_lost(result, tools) else []
             if result.details is not None and "called" in result.details:
-                lost += _of_code(result, tools)
+                lost += _of_code(one, tools)
     return lost
 
 
-def _of_code(result: ToolResult, tools: Mapping[str, Tool]) -> list[Lost]:
+def _of_code(code: Lost, tools: Mapping[str, Tool]) -> list[Lost]:
     """Those among the calls that a call of the `code` tool made."""
-    details = result.details or {}
+    result, details = code.result, code.result.details or {}
     kept, called = details.get("calls"), details.get("called")
     found: list[Lost] = []
     for tool, outcomes in called.items() if isinstance(called, Mapping) else ():
@@ -119,10 +119,7 @@ def _of_code(result: ToolResult, tools: Mapping[str, Tool]) -> list[Lost]:
             reason = _REFUSED if outcome == _REFUSED else result.reason
             failed = replace(result, name=tool, outcome="failed", reason=reason, whose=whose, details=None)
             count = count if type(count) is int and may_be_lost(failed, tools) else 0
-            found += [
-                Lost(tool, arguments[at] if at < len(arguments) else None, failed, is_of_code=True)
-                for at in range(count)
-            ]
+            found += [Lost(tool, arguments[at] if at < len(arguments) else None, failed, code) for at in range(count)]
     return found
 
 
@@ -138,7 +135,7 @@ async def settled(
     Raises:
         RewardError: nobody can tell, or it was the infrastructure's.
     """
-    return await _settled(lost, tool, context, known, within_s=_SHARE * left_s())
+    return await _settled(lost, tool, context, known, within_s=SHARE * left_s())
 
 
 async def known_call(tool: Tool, arguments: Mapping[str, Any], context: RewardContext) -> ToolResult:
@@ -161,7 +158,7 @@ async def known_call(tool: Tool, arguments: Mapping[str, Any], context: RewardCo
     token = asked_again.set(first.reason or first.outcome)
     try:
         tries = Known(_known_tries(tool, first, context).alone)
-        found = await in_turn(is_there, ask, within_s=_SHARE * left_s(), tries=tries)
+        found = await in_turn(is_there, ask, within_s=SHARE * left_s(), tries=tries)
         return found or first
     except RewardError:
         return first
@@ -182,7 +179,7 @@ async def settling(
     """
     again: ToolResult | None = None
     known: dict[str, ToolResult | RewardError] = {}
-    limit = share_of_time(_SHARE)
+    limit = share_of_time(SHARE)
     for at, one in enumerate(lost):
         key = f"{one.tool} {one.arguments!r}"
         if key not in known:
@@ -197,7 +194,7 @@ async def settling(
                         share = max(share, _FIRST_SHARE * left / len({other.tool for other in rest}))
                     with running_under(limit):
                         result = await _settled(one, tools.get(one.tool), context, None, within_s=min(left, share))
-                        known[key] = await _with_its_calls(result, tools, context)
+                        known[key] = await _with_its_calls(replace(one, result=result), tools, context)
                 except RewardError as error:
                     known[key] = again if again is not None and isinstance(error, TooFewRounds) else error
         found = known[key]
@@ -206,12 +203,35 @@ async def settling(
         yield found
 
 
-async def _with_its_calls(found: ToolResult, tools: Mapping[str, Tool], context: RewardContext) -> ToolResult:
+async def run_again(code: Lost, tools: Mapping[str, Tool], context: RewardContext, limit: Countdown) -> ToolResult:
+    """The result of code that failed over a lost call: of another run, where that call goes well now.
+
+    Its own where nobody can tell: its policy brings losses about as it likes (`busy`), and would be masked by it.
+    """
+    lost = [one for one in _of_code(code, tools) if one.arguments is not None]
+    if not lost or code.result.outcome == "ok" or code.arguments is None or tools[code.tool].mutates:
+        return code.result
+    token = asked_again.set(code.result.reason or code.result.outcome)
+    try:
+        async with asyncio.timeout(limit.left_s):
+            with running_under(limit):
+                if (await settled(lost[-1], tools.get(lost[-1].tool), context)).outcome == "ok":
+                    run = await context.call(code.tool, code.arguments)
+                    return await _with_its_calls(replace(code, result=run), tools, context)
+    except (EpisodeError, TimeoutError) as error:
+        if isinstance(error, CassetteError):
+            raise
+    finally:
+        asked_again.reset(token)
+    return code.result
+
+
+async def _with_its_calls(code: Lost, tools: Mapping[str, Tool], context: RewardContext) -> ToolResult:
     """The result of code that was run again, once those of its calls are settled that were lost this time.
 
     Raises RewardError: nobody can tell of one of them.
     """
-    lost = _of_code(found, tools)
+    lost, found = _of_code(code, tools), code.result
     if not lost:
         return found
     details = found.details or {}

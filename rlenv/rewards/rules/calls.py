@@ -1,11 +1,10 @@
-"""Rules over what the policy called and how long it took: calls_match, valid_calls, tool_called, tool_call_count,
-turn_count.
-"""
+"""Rules over what the policy called, and in how many turns."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -13,12 +12,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rlenv._base.bounded import cut_end
+from rlenv.concurrency.deadline import share_of_time
 from rlenv.errors import RewardError, UnknownEntry
 from rlenv.language.kinds import Kind
 from rlenv.language.spec import Bool, Int, Text
 from rlenv.messages import MalformedCall, ToolCall, ToolResult
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
-from rlenv.rewards.outages import Lost, count_against, is_lost, lost_calls, settling
+from rlenv.rewards.outages import SHARE, Lost, count_against, lost_calls, run_again, settling
 from rlenv.rewards.rule import RuleSpec, check_range, compile_for_context
 from rlenv.tools.arguments import callable_name
 from rlenv.tools.base import Tool
@@ -165,41 +165,37 @@ def _tool_called(name: str, spec: ToolCalledSpec, context: TermCompileContext) -
         return Measured(float(does_fit), f"{count} calls of {spec.tool}", {"calls": count})
 
     where = partial(_calls_at, tool=spec.tool, last_only=last_only)
+    of_code = partial(_made, tool=spec.tool, is_well=spec.succeeded)
 
-    def made(context: RewardContext) -> Iterator[tuple[str, int]]:
-        """The outcomes of the calls of the tool, and how many had each."""
-        for result in _results(context, last_only=last_only):
-            if result.name == spec.tool:
-                yield (result.whose if is_lost(result) else result.outcome), 1
-            for called, outcome, count in _made_by_code(result):
-                if called == spec.tool:
-                    yield outcome, count
+    def measure(context: RewardContext) -> Measured:
+        return measured(sum(map(of_code, _results(context, last_only=last_only))))
 
-    if not spec.succeeded:
-
-        def measure(context: RewardContext) -> Measured:
-            return measured(sum(count for _, count in made(context)))
-
+    if not spec.succeeded and not callers:
         return Term(name=name, spec=spec, measure=measure, where=where)
 
     async def measure_async(context: RewardContext) -> Measured:
-        found = sum(count for outcome, count in made(context) if outcome == "ok")
-        lost = _lost(spec.tool, lost_calls(context, tools, last_only=last_only), callers)
-        repeated, lost = _repeated(spec.tool, lost, context)
-        left, error = sum(_MOST_OF_CODE if one.tool in callers else 1 for one in lost), None
-        if not _differ(fits, found, left, repeated):
-            return measured(found, found + repeated)
-        unsettled = iter(lost)
-        async for result in settling(lost, tools, context):
+        limit, counted = share_of_time(SHARE), Counter[int]()
+        found = sum(map(of_code, _results(context, last_only=last_only)))
+        maybe = lost_calls(context, tools, last_only=last_only)
+        repeated, lost = _repeated(of_code, _lost(spec.tool, maybe, callers) if spec.succeeded else (), context)
+        left, error, unsettled = sum(_MOST_OF_CODE if one.tool in callers else 1 for one in lost), None, iter(lost)
+        async for result in settling(lost if _differ(fits, found, left, repeated) else (), tools, context):
             one = next(unsettled)
             if isinstance(result, RewardError):
                 error = error or result
                 continue
             left -= _MOST_OF_CODE if one.tool in callers else 1
-            found += _well(result, spec.tool)
+            found += of_code(result)
+            counted[id(one.code)] += of_code(result)
             if not _differ(fits, found, left, repeated):
-                return measured(found, found + repeated)
-        raise error or RewardError(f"{left} calls of '{spec.tool}' failed by no fault of the policy's")
+                break
+        if _differ(fits, found, left, repeated):
+            raise error or RewardError(f"{left} calls of '{spec.tool}' failed by no fault of the policy's")
+        for code in _codes(maybe, callers):
+            if found + repeated < spec.min:  # what was never made counts against no `max`
+                again = of_code(await run_again(code, tools, context, limit))
+                repeated += max(0, again - of_code(code.result) - counted[id(code)])
+        return measured(found, found + repeated)
 
     return Term(name=name, spec=spec, measure_async=measure_async, where=where)
 
@@ -214,10 +210,16 @@ def _lost(tool: str, lost: Sequence[Lost], callers: Set[str]) -> list[Lost]:
     return [one for one in lost if one.tool == tool or (one.tool in callers and not any(_made_by_code(one.result)))]
 
 
-def _well(result: ToolResult, tool: str) -> int:
-    """The number of calls of a tool that went well in a call that is one, or that made some."""
-    inside = sum(count for called, outcome, count in _made_by_code(result) if (called, outcome) == (tool, "ok"))
-    return (result.name == tool and result.outcome == "ok") + inside
+def _codes(lost: Sequence[Lost], callers: Set[str]) -> Collection[Lost]:
+    """The code that made the lost calls."""
+    return {id(one.code): one.code for one in lost if one.code is not None and one.code.tool in callers}.values()
+
+
+def _made(result: ToolResult, tool: str | None = None, *, is_well: bool = False) -> int:
+    """The number of calls of a tool, all or those that went well, in a call that is one, or made some; None for any."""
+    made = _made_by_code(result)
+    inside = sum(count for called, how, count in made if tool in (None, called) and (how == "ok" or not is_well))
+    return (result.name == tool and (result.outcome == "ok" or not is_well)) + inside
 
 
 def _calls_at(context: RewardContext, *, tool: str | None, last_only: bool) -> Where:
@@ -233,10 +235,10 @@ def _calls_at(context: RewardContext, *, tool: str | None, last_only: bool) -> W
     return tuple(found)
 
 
-def _repeated(tool: str, lost: Sequence[Lost], context: RewardContext) -> tuple[int, list[Lost]]:
-    """The number of calls of a tool that the lost ones may have made and that went well when made again; and the other
-    lost ones.
-    """
+def _repeated(
+    count: Callable[[ToolResult], int], lost: Sequence[Lost], context: RewardContext
+) -> tuple[int, list[Lost]]:
+    """How many calls that the lost ones may have made went well when made again; and the other lost ones."""
     well = [
         (call.name, call.arguments, result)
         for turn in context.turns
@@ -245,7 +247,7 @@ def _repeated(tool: str, lost: Sequence[Lost], context: RewardContext) -> tuple[
     ]
     repeated, left = 0, list[Lost]()
     for one in lost:
-        again = [_well(result, tool) for name, given, result in well if (name, given) == (one.tool, one.arguments)]
+        again = [count(result) for name, given, result in well if (name, given) == (one.tool, one.arguments)]
         if again:
             repeated += max(again)
         else:
@@ -264,33 +266,32 @@ def _differ(fits: Callable[[int], bool], found: int, lost: int, repeated: int) -
 
 def _tool_call_count(name: str, spec: ToolCallCountSpec, context: TermCompileContext) -> Term:
     check_range(spec.min, spec.max)
-    last_only = spec.when == "turn"
-    tools = context.tools
+    last_only, tools = spec.when == "turn", context.tools
+    codes = {name for name, one in tools.items() if one.kind == "code"}
 
     def count(context: RewardContext) -> int:
-        found = 0
-        for turn in context.turns[-1:] if last_only else context.turns:
-            found += max(len(turn.results), len(turn.parsed.calls))
-            for result in turn.results:
-                found += sum(made for _, _, made in _made_by_code(result))
-        return found
+        turns = context.turns[-1:] if last_only else context.turns
+        own = sum(max(len(turn.results), len(turn.parsed.calls)) for turn in turns)
+        return own + sum(map(_made, _results(context, last_only=last_only)))
 
     def measured(found: int, lost: int = 0) -> Measured:
         fits = (spec.min is None or found >= spec.min) and (spec.max is None or found - lost <= spec.max)
         return Measured(float(fits), f"{found} calls", {"calls": found} | ({"lost": lost} if lost else {}))
 
     async def measure_async(context: RewardContext) -> Measured:
-        found, most = count(context), spec.max or 0
-        if found <= most:
-            return measured(found)
+        limit, found, least, more = share_of_time(SHARE), count(context), spec.min or 0, 0
         lost = lost_calls(context, tools, last_only=last_only)
-        too_many = most - (found - len(lost)) + 1
-        if too_many > 0:
-            return measured(found, len(lost) - await count_against(lost, tools, context, most=too_many))
-        return measured(found, len(lost))
+        if spec.max is not None and found > spec.max:
+            too_many = spec.max - (found - len(lost)) + 1
+            against = await count_against(lost, tools, context, most=too_many) if too_many > 0 else 0
+            return measured(found, len(lost) - against)
+        for code in _codes(lost, codes):
+            if found + more < least:
+                more += max(0, _made(await run_again(code, tools, context, limit)) - _made(code.result))
+        return measured(found + more, more)
 
     where = partial(_calls_at, tool=None, last_only=last_only)
-    if spec.max is None:
+    if spec.max is None and not codes:
         return Term(name=name, spec=spec, measure=lambda context: measured(count(context)), where=where)
     return Term(name=name, spec=spec, measure_async=measure_async, where=where)
 

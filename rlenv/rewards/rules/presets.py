@@ -274,7 +274,7 @@ def _rl_factory_search(name: str, spec: RlFactorySearchSpec, context: TermCompil
         alternate = alternate and len(tags) % 2 == 0
         calls = sum(isinstance(call, ToolCall) for turn in context.turns for call in turn.parsed.calls)
         if calls > _MOST_CALLS:  # those that an outage lost are made again by no fault
-            lost = [one for one in lost_calls(context, tools) if not one.is_of_code]
+            lost = [one for one in lost_calls(context, tools) if one.code is None]
             calls -= len(lost)
             if calls <= _MOST_CALLS:
                 calls += await count_against(lost, tools, context, most=_MOST_CALLS + 1 - calls)
