@@ -292,40 +292,34 @@ class CallSlots:
         self.limit = limit
         self.taken = 0
         self.left_behind = 0
-        self.waiting: tuple[deque[asyncio.Future[bool]], ...] = (deque(), deque())
+        self.waiting: tuple[deque[asyncio.Future[None]], ...] = (deque(), deque())
         self.lock = threading.Lock()
 
-    def take(self, *, is_urgent: bool = False) -> asyncio.Future[bool] | None:
+    def take(self, *, is_urgent: bool = False) -> asyncio.Future[None] | None:
         """Takes a place and returns None, or returns what to hand to `wait`."""
         with self.lock:
             if self.taken < self.limit:
                 self.taken += 1
                 return None
-            turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self.waiting[0 if is_urgent else 1].append(turn)
             return turn
 
-    async def wait(self, turn: asyncio.Future[bool], *, until: float = float("inf")) -> None:
+    async def wait(self, turn: asyncio.Future[None], *, until: float = float("inf")) -> None:
         """Returns once the place is taken; the time until then is waiting of the call.
 
         Raises:
             Expired: it was not by `until`, on the clock of `time.monotonic()`.
         """
-        timer = None if until == float("inf") else turn.get_loop().call_later(until - time.monotonic(), _expire, turn)
         try:
             with Waited():
-                has_place = await turn
+                await asyncio.wait((turn,), timeout=None if until == float("inf") else until - time.monotonic())
         except asyncio.CancelledError:
             # An episode that is given up may have been handed its place in the same pass of the loop.
-            if turn.done() and not turn.cancelled() and turn.result():
+            if not turn.cancel():
                 self.free()
-            else:
-                turn.cancel()
             raise
-        finally:
-            if timer is not None:
-                timer.cancel()
-        if not has_place:
+        if turn.cancel():
             raise Expired(reason="busy")
 
     def free(self) -> None:
@@ -336,7 +330,7 @@ class CallSlots:
                 loop = turn.get_loop()
                 if loop is asyncio.get_running_loop():
                     if not turn.done():
-                        turn.set_result(True)
+                        turn.set_result(None)
                         return
                 else:
                     # Its own loop has to wake it. By then it may have stopped waiting, which only that loop can see.
@@ -345,16 +339,11 @@ class CallSlots:
                         return
             self.taken -= 1
 
-    def _hand_over(self, turn: asyncio.Future[bool]) -> None:
+    def _hand_over(self, turn: asyncio.Future[None]) -> None:
         if turn.done():
             self.free()
         else:
-            turn.set_result(True)
-
-
-def _expire(turn: asyncio.Future[bool]) -> None:
-    if not turn.done():
-        turn.set_result(False)
+            turn.set_result(None)
 
 
 _MOST_CALLERS = 2
