@@ -88,8 +88,8 @@ class World:
             self.observation, reward, self.terminated, self.truncated, self.info = self._step(action)
             if not math.isfinite(paid := float(reward)):
                 raise ValueError(f"it paid {paid}")
-            self.text = "what came of it cannot be shown"  # it has paid all the same
-            with suppress(TemplateError, TypeError):  # what JSON has no word for
+            self.text = "what came of it cannot be shown"
+            with suppress(Exception):  # of a template, of JSON or of the world's own drawing: it has paid all the same
                 self.text = self._show(self)
         except OSError as error:  # what the world stands on is gone
             raise EpisodeError(f"the world failed: {failure(error)}", reason="resource") from error

@@ -196,6 +196,26 @@ def test_a_step_of_a_world_has_paid_whatever_it_shows(text: str | None, make_env
         assert found.reward.terms["paid"].value == -2, (text, which)
 
 
+def test_a_step_of_a_world_that_cannot_be_drawn_has_paid(make_environment: Make) -> None:
+    drawn = """
+class Drawn(World):
+    render_mode = "ansi"
+
+    def render(self):
+        return {None: "begun"}[getattr(self, "last", None)]
+
+    def step(self, action):
+        self.last = action
+        return super().step(action)
+"""
+    paid = {"kind": "rule", "rule": "value", "value": "{{ resources.world.total }}"}
+    tool = {"kind": "gymnasium", "resource": "world"}
+    text = SPEC.replace("resources: {", 'resources: {world: {kind: gymnasium, function: "tools.py:Drawn"}, ')
+    environment = make_environment(text, tools=TOOLS + drawn, tools__act=tool, rewards__paid=paid)
+    found = play(environment, ToolCall("act", {"action": "list"}))
+    assert (found.turns[0].results[0].text, found.reward.terms["paid"].value) == ("what came of it cannot be shown", -1)
+
+
 @pytest.mark.parametrize(
     "held", [3, "x", None, [1, {"text": 2}], {"content": 3}, {"content": [3]}, {"content": {"a": 1}}]
 )
