@@ -23,9 +23,7 @@ def visible(text: str) -> str:
     Tabs and newlines stay, and a carriage return before a newline goes. Inside of JSON the result is JSON that means
     the same.
     """
-    if text.isascii() and text.isprintable():
-        return text
-    return _ACTING.sub(_escape, text.replace("\r\n", "\n"))
+    return text if text.isascii() and text.isprintable() else _ACTING.sub(_escape, text.replace("\r\n", "\n"))
 
 
 def _escape(match: re.Match[str]) -> str:

@@ -153,8 +153,7 @@ class _Attack:
 
     async def _ask(self, view: str) -> str:
         """Its next reply. Where the server's context has no room for all that is shown, less is, down to a least."""
-        sampling = self.client.endpoint.sampling
-        limit = sampling.max_tokens or _MAX_TOKENS
+        limit = self.client.endpoint.sampling.max_tokens or _MAX_TOKENS
         most = SamplingSpec(seed=self.seed + self.rounds, max_tokens=limit)
         while True:
             said = self._question(view)

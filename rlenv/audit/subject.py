@@ -114,9 +114,7 @@ class AuditSubject:
     def bare(self, answer: str) -> Action:
         """An answer in its form with nothing beside it; as `form` where only a pattern or a call makes it one."""
         spec = self.environment.spec.answer
-        if spec.from_ in ("tool", "regex"):
-            return self.form(answer)
-        return self._marked(answer)
+        return self.form(answer) if spec.from_ in ("tool", "regex") else self._marked(answer)
 
     def _marked(self, answer: str) -> str:
         spec = self.environment.spec.answer
@@ -124,8 +122,7 @@ class AuditSubject:
 
     def form_text(self, answer: str) -> str:
         """As `form`, as text also where the answer is a call."""
-        made = self.form(answer)
-        return self.text_of(made)
+        return self.text_of(self.form(answer))
 
     def text_of(self, action: Action) -> str:
         """An action as its dialect writes it."""

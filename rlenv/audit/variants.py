@@ -240,8 +240,7 @@ def _of_text(right: str) -> Iterator[_View]:
         if len(cells[0]) > 1 and all(len(one) == len(cells[0]) for one in cells):
             columns = tuple(zip(*cells, strict=True))
             names = tuple(f"column {at + 1}" for at in range(len(columns)))
-            rows = _rows(mark)
-            yield _View("columns", columns, rows, names)
+            yield _View("columns", columns, _rows(mark), names)
             break
     for mark in _SEPARATORS:
         items = [one.strip() for one in right.split(mark)]

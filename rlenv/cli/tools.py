@@ -211,8 +211,7 @@ async def _check(args: ToolsCommand, environment: Environment) -> list[_Checked]
                 checked.append(_Checked(name, None, "has no example; add 'example: {…}' with arguments"))
                 continue
             result = await called(environment, episode, ToolCall(name, tool.example))
-            first = result.text.strip().partition("\n")[0]
-            shown = cut_end(first, _SHOWN)
+            shown = cut_end(result.text.strip().partition("\n")[0], _SHOWN)
             note = shown if not result.is_error else f"{result.outcome}: {shown}"
             checked.append(_Checked(name, not result.is_error, note, result.seconds))
     return checked

@@ -178,9 +178,7 @@ def _reads_as(encoder: TokenEncoder, ids: Sequence[int], text: str) -> bool:
     end = len(ids)
     while end and ids[end - 1] in encoder.end_ids:
         end -= 1
-    if encoder.vocabulary.unknown(ids) is not None:
-        return False
-    return encoder.decode(list(ids[:end])) == text
+    return False if encoder.vocabulary.unknown(ids) is not None else encoder.decode(list(ids[:end])) == text
 
 
 def _closed(encoder: TokenEncoder, context: Sequence[int], text: str) -> str:

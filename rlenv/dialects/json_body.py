@@ -157,8 +157,7 @@ class JsonForm:
         time for marks that a model repeats without end.
         """
         other, _ = reading.first(self._others, at)
-        ends = [place for place in (close, other) if place >= 0]
-        end = min(ends, default=len(reading.text))
+        end = min([place for place in (close, other) if place >= 0], default=len(reading.text))
         return max((reading.text.rfind(mark, at, end) for mark in self.opens), default=at)
 
     def _marks_inside(self) -> tuple[str, ...]:
@@ -304,8 +303,7 @@ class JsonForm:
                 return again
         if "python_literals" in reading.lenient:
             try:
-                inner = Reading(text, None, reading.lenient)
-                found, end = value_at(inner, 0)
+                found, end = value_at(Reading(text, None, reading.lenient), 0)
             except Broken as error:
                 return error.reason if error.at > stopped_at(text) else value
             if not text[end:].strip() and reading.allows("python_literals"):

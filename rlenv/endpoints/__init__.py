@@ -123,6 +123,8 @@ class Client:
         self.retries = 0
         self.places = asyncio.Semaphore(endpoint.concurrency)
         """One is held by each request under way, but by those beside others."""
+        self.yielding, self.barred_until = asyncio.Lock(), -inf
+        """Held by one at a time of those who can wait while a limit of rate bars requests, or did a second ago."""
         self._session, self._is_shared = http, http is not None
         self._rng = random.Random()
         self.raw_text = RawText(self)
@@ -347,6 +349,7 @@ class Client:
             told = f"no answer from the server ({type(error).__name__})"
             return _Problem(told, cause=error, is_garbled=was_sent, is_cut=was_sent)
         self.server.is_up = status not in account.AWAY
+        self.barred_until = time.monotonic() + 1.0 if status == 429 else self.barred_until
         if goes_on:
             return _Problem(f"the server's answer is larger than {_MAX_BYTES:,} bytes", may_pass=False, is_garbled=True)
         if coding != "identity":

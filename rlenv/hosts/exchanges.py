@@ -6,11 +6,16 @@ tools of its own. What counts is what its model wrote; what the agent says that 
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
+from rlenv._base.bounded import sendable
 from rlenv.endpoints.account import Completion
 from rlenv.episodes.tool_session import Pile, asked_by
 from rlenv.messages import MalformedCall, Message, ToolCall
@@ -172,3 +177,21 @@ class _Row:
         # Arrays: a server holds the rows of an episode for as long as its driver may ask again.
         prompt, ids = self.whole[: self.start], self.whole[self.start :]
         return Tokens(prompt, ids, self.mask, self.logprobs or (), self.turns)
+
+
+def write(file: Path, exchanges: Sequence[Exchange]) -> None:
+    """Writes a line for each exchange. What stands in front of its messages and ids is as many as it says of the line
+    before: each request has all of those before it once more."""
+    with suppress(OSError):  # a full disk has been told of by the run
+        file.parent.mkdir(exist_ok=True)
+        with file.open("w", encoding="utf-8") as out:
+            said, ids = list[Any](), array("i")
+            for one in exchanges:
+                messages, prompt, tokens = one.request["messages"], one.prompt, one.completion.tokens
+                pairs = takewhile(lambda pair: pair[0] == pair[1], zip(said, messages, strict=False))
+                first = {"messages": sum(1 for _ in pairs), "prompt_ids": len(ids) if prompt[: len(ids)] == ids else 0}
+                request = {**one.request, "messages": messages[first["messages"] :]}
+                tokens = tokens and replace(tokens, prompt_ids=tuple(prompt[first["prompt_ids"] :]))
+                kept = {"before": first, "request": request, "answer": one.answer, "tokens": tokens}
+                out.write(json.dumps(sendable(kept)) + "\n")
+                said, ids = messages, prompt

@@ -10,9 +10,9 @@
 The model's own server is asked behind it, for token ids and log-probabilities too. Every request and answer is kept.
 What the model wrote is scored as the transcript of a `rlenv.ToolSession`: an agent's history is its own affair.
 
-A server that does not answer ends the episode with an invalid reward; a request that it refuses is the agent's own
-mistake, which it is told. An agent that never finishes is scored as truncated (`host`). One that goes on behind the end
-is answered by a last message of the gateway's, upon which agents end by themselves.
+A server that does not answer ends the episode with an invalid reward; a request that it refuses each time beside one
+that it answers is the agent's own mistake, which it is told. An agent that never finishes is scored as truncated
+(`host`). One that goes on behind the end is answered by a last message, upon which agents end by themselves.
 """
 
 from __future__ import annotations
@@ -20,38 +20,35 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from array import array
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import aclosing, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import takewhile
-from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, cast
 from uuid import uuid4
 
 from aiohttp import web
 
-from rlenv._base.bounded import drop_oldest, sendable, size
+from rlenv._base.bounded import drop_oldest, size
 from rlenv.dialects.built_in import broken_schemas, broken_value
 from rlenv.endpoints import BARRED, REFUSED, Client
 from rlenv.endpoints.account import Completion, counted, read_chat
 from rlenv.episodes.environment import Environment
 from rlenv.errors import EndpointError, RewardError
 from rlenv.hosts.desk import Desk, Held, guard_of, refusal
-from rlenv.hosts.exchanges import Exchange, as_json, matched, named_by, rows_of, told_of
+from rlenv.hosts.exchanges import Exchange, as_json, matched, named_by, rows_of, told_of, write
 from rlenv.hosts.http import MOST_BYTES, answer, bearer_of, json_of
 from rlenv.hosts.mcp_server import held_by, over_http
 from rlenv.hosts.wires import CHAT_FIELDS, as_chat, as_events, as_response, call_of, chat_chunks, problem_of
 from rlenv.messages import Message
-from rlenv.policies.openai import FEW_TOKENS, starts, written
-from rlenv.rewards.asking_again import Answered, Refused, in_turn
-from rlenv.rewards.asking_models import tried
+from rlenv.policies.openai import FEW_TOKENS, beside, is_full, starts, written
+from rlenv.rewards.asking_again import Answered
+from rlenv.rewards.asking_models import UNCLEAR, if_refused, tried
 from rlenv.runs.folder import KeptRun
 from rlenv.runs.schema import Facts, Tokens
 from rlenv.trajectory import Trajectory
 
-_T = TypeVar("_T")
+_Answer = tuple[dict[str, Any], Completion]
 _ASKED_FOR: Final = {"logprobs": True, "return_token_ids": True}
 """vLLM's and SGLang's; other servers leave alone what they do not know, or are asked without (`wants_ids=False`)."""
 _OVER: Final = "the episode is over: the model is not asked any more"
@@ -89,6 +86,8 @@ class Recorded:
     """Those whose messages are the transcript that was scored."""
     waiting: list[dict[str, Any]] = field(default_factory=list)
     """Requests that the model's server has not answered yet."""
+    refused: Mapping[str, Any] | None = None
+    """The last one that the model's server failed at or refused. Of an author's first words that tells nothing."""
     is_long: bool = False
     """The model has written on one for longer than it may."""
     rows: list[Tokens] = field(default_factory=list)
@@ -127,6 +126,7 @@ class Gateway:
     ) -> None:
         self.environment, self._client, self._kept = environment, client, kept
         self._host, self._token, self._most, self._wants_ids = host, token, most_requests, wants_ids
+        self._harmless = {"messages": [{"role": "user", "content": "Say yes."}], **client.body(None)}
         self.desk = Desk(environment, keep=self._keep, scored=self._scored, aside=Recorded, **options)
 
     def application(self) -> web.Application:
@@ -223,7 +223,7 @@ class Gateway:
             well: list[bool] = []
             try:
                 with counted(episode.tools.account, "policy"):
-                    answer, completion = await self._answered(partial(self._read, sent, deadline=deadline), well)
+                    answer, completion = await self._answered(held, sent, well, deadline)
             except EndpointError as error:
                 return await self._failed(held, error, sent, well, is_over=time.monotonic() >= deadline)
             finally:
@@ -235,36 +235,46 @@ class Gateway:
         record.exchanges.append(one)
         return one
 
-    async def _read(self, sent: Mapping[str, Any], **options: Any) -> tuple[dict[str, Any], Completion]:
+    async def _read(self, sent: Mapping[str, Any], **options: Any) -> _Answer:
         answer = await self._client.post(_CHAT, sent, **options)
         return answer, self._client.counted(read_chat, answer)
 
-    async def _answered(self, request: Callable[..., Awaitable[_T]], well: list[bool]) -> _T:
-        """The answer to a request. A server that fails at it, and answers another, is asked both in turn.
+    async def _answered(self, held: Held, sent: Mapping[str, Any], well: list[bool], deadline: float) -> _Answer:
+        """The answer to a request. A server that fails at it, or refuses it, is asked a harmless one in turn.
 
         Raises:
-            EndpointError: as `written` does; `status` is 400 where it fails at this one each time.
+            EndpointError: as `written` does; `status` is in `REFUSED` for the agent's own mistakes alone.
         """
-        endpoint = self._client.endpoint
+        request = partial(self._read, sent, deadline=deadline)
         try:
-            return await written(request, endpoint, well)
+            return await written(request, self._client.endpoint, well)
         except EndpointError as error:
-            is_unclear = error.is_garbled or error.status not in BARRED | REFUSED
-            if not is_unclear or not await self._starts():
+            if is_full(error) or not (error.is_garbled or error.status not in BARRED):
                 raise
-            failed = error
+            failed, is_refused, held.aside.refused = error, error.status in UNCLEAR, sent
 
-        async def known() -> Answered[None] | Refused:
-            return Answered(None) if await self._starts(tokens=FEW_TOKENS) else Refused("the model does not answer")
+        async def again() -> _Answer:
+            if _is_over(held, deadline):
+                raise RewardError("the episode is over")
+            return await request(retries=0, is_beside=is_refused)
 
-        very, within_s = partial(tried, partial(request, retries=0)), endpoint.timeout_s * (endpoint.retries + 1)
-        try:
-            given = await in_turn(known, very, within_s=within_s)
+        known = self._known(held.aside, sent)
+        try:  # all that a server which refuses is asked has one place, which is waited for once
+            async with self._client.places if is_refused else nullcontext():
+                given = await if_refused(known, again, self._client, is_refused=is_refused)
         except RewardError:
-            raise failed from None
+            raise EndpointError(str(failed)) from failed  # whatever its status, it is no mistake of the agent's
         if given is None:
             raise EndpointError(f"the model's server fails at this request: {failed}", status=400) from failed
         return given
+
+    def _known(self, record: Recorded, sent: Mapping[str, Any] | None) -> Callable[[], Awaitable[_Answer]]:
+        """Asks for a few tokens of an answer to harmless words, beside the tools that the server has taken in the
+        episode; before it has answered anything, beside those of `sent`, which are the author's as all of it is."""
+        asked = [one.request for one in record.exchanges] or [sent or {}]
+        tools = (one.get("tools") for one in asked if one.get("tool_choice") in (None, "auto"))
+        harmless = {**self._harmless, "tools": next(filter(None, tools), None)}
+        return partial(beside, partial(self._read, harmless), self._client.endpoint, tokens=FEW_TOKENS)
 
     def _ended(self, held: Held) -> Exchange | web.Response:
         """The answer to a request behind the end: a last message, or an error where nobody wants the agent's answer."""
@@ -288,29 +298,36 @@ class Gateway:
         """What an agent is told where its model did not answer. An outage ends the episode; whether a fault of the
         server's is one is asked beside it, since a request may have made it fail. A model that writes for longer than
         it may (`written`), also than the episode, is no outage: it could leave out its own sample."""
-        held.aside.is_long |= error.is_held
-        if is_over and not held.aside.is_long:
-            held.aside.is_long = (all(well) and await self._starts(sent)) or await self._hangs(sent)
-        if held.is_closing or (is_over and held.aside.is_long):
+        record, is_own = held.aside, error.status in REFUSED
+        record.is_long |= error.is_held
+        if is_over and not (is_own or record.is_long) and (record.exchanges or sent is not record.refused):
+            record.is_long = (all(well) and await self._starts(record, sent)) or await self._hangs(record, sent)
+        if _is_over(held) or (is_over and (is_own or record.is_long)):
             return self._ended(held)
-        if error.status in REFUSED:
+        if is_own:
             return refusal(400, str(error))
-        is_own = error.is_held or (error.is_late and await self._hangs(sent))
-        if held.is_closing:
+        is_own = error.is_held or (error.is_late and await self._hangs(record, sent))
+        if _is_over(held):
             return self._ended(held)
         if is_own:
             return refusal(400, f"the model's server hangs at this request: {error}")
         held.session.episode.fail("policy", str(error))
         return refusal(503, "the model does not answer; the episode is over", code="episode_over")
 
-    async def _starts(self, sent: Mapping[str, Any] | None = None, *, tokens: int = 1) -> bool:
-        ping = {"messages": [{"role": "user", "content": "Say yes."}], **self._client.body(None)}
-        asked = partial(self._read, ping if sent is None else sent)
-        return await starts(asked, self._client.endpoint, tokens=tokens)
+    async def _starts(self, record: Recorded, sent: Mapping[str, Any] | None = None) -> bool:
+        """True where the server soon gives a first token, or refuses what a model wrote and answers harmless words."""
+        is_first = sent is not None and not record.exchanges
+        try:
+            await beside(partial(self._read, self._harmless if sent is None else sent), self._client.endpoint)
+        except EndpointError as error:
+            is_refused = error.status in UNCLEAR and not is_first
+            return is_refused and isinstance(await tried(self._known(record, sent)), Answered)
+        return True
 
-    async def _hangs(self, sent: Mapping[str, Any]) -> bool:
+    async def _hangs(self, record: Recorded, sent: Mapping[str, Any]) -> bool:
         """True if a request that had no first token has none again, between others that have theirs at once."""
-        return await self._starts() and not await self._starts(sent) and await self._starts()
+        again = partial(starts, partial(self._read, sent), self._client.endpoint)
+        return await self._starts(record) and not await again() and await self._starts(record)
 
     def _plain(self, answer: Mapping[str, Any], completion: Completion) -> dict[str, Any]:
         """An answer in the form that clients expect, as it was read; what else the server says is left out."""
@@ -331,10 +348,10 @@ class Gateway:
     # The end
 
     async def _scored(self, held: Held, answer: str | None) -> Sequence[Message] | None:
-        if held.aside.waiting:
-            asked = held.aside.waiting[-1]
-            held.aside.is_long = await self._starts(asked) or await self._hangs(asked)
-            if not held.aside.is_long:  # and so its agent gave up
+        if (record := held.aside).waiting:
+            asked, is_known = record.waiting[-1], record.exchanges or record.waiting[-1] is not record.refused
+            record.is_long = is_known and (await self._starts(record, asked) or await self._hangs(record, asked))
+            if not record.is_long:  # and so its agent gave up
                 held.session.episode.fail("policy", "the model does not answer")
         tools, episode_s = held.session.episode.tools, held.session.episode.limits.episode_s
         lasted_s = min(time.monotonic() - tools.begun, episode_s)
@@ -356,28 +373,10 @@ class Gateway:
         id = self._kept.append(trajectory, facts) or uuid4().hex
         file = self._kept.path / "exchanges" / f"{id}.jsonl"
         # Each request holds all before it: megabytes, which the other episodes do not wait for. The loop's end does.
-        asyncio.get_running_loop().run_in_executor(None, _write, file, exchanges)
+        asyncio.get_running_loop().run_in_executor(None, write, file, exchanges)
 
 
-def _write(file: Path, exchanges: Sequence[Exchange]) -> None:
-    """Writes a line for each exchange. What stands in front of its messages and ids is as many as it says of the line
-    before: each request has all of those before it once more."""
-    with suppress(OSError):  # a full disk has been told of by the run
-        file.parent.mkdir(exist_ok=True)
-        with file.open("w", encoding="utf-8") as out:
-            said, ids = list[Any](), array("i")
-            for one in exchanges:
-                messages, prompt, tokens = one.request["messages"], one.prompt, one.completion.tokens
-                pairs = takewhile(lambda pair: pair[0] == pair[1], zip(said, messages, strict=False))
-                first = {"messages": sum(1 for _ in pairs), "prompt_ids": len(ids) if prompt[: len(ids)] == ids else 0}
-                request = {**one.request, "messages": messages[first["messages"] :]}
-                tokens = tokens and replace(tokens, prompt_ids=tuple(prompt[first["prompt_ids"] :]))
-                kept = {"before": first, "request": request, "answer": one.answer, "tokens": tokens}
-                out.write(json.dumps(sendable(kept)) + "\n")
-                said, ids = messages, prompt
-
-
-def _is_over(held: Held, deadline: float) -> bool:
+def _is_over(held: Held, deadline: float = float("inf")) -> bool:
     turns = sum(bool(one.message.tool_calls) for one in held.aside.exchanges if one.is_delivered)
     return held.is_over or time.monotonic() >= deadline or turns >= held.session.episode.limits.turns
 

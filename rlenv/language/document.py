@@ -169,8 +169,7 @@ class SourceDocument:
     def with_values(self, values: Mapping[str, Any]) -> SourceDocument:
         """This document with `values` at its top, standing where the document does."""
         span = self._values[()]
-        root = _build(values, span)
-        fresh = _flatten(root, self.path, self.files)
+        fresh = _flatten(_build(values, span), self.path, self.files)
         return SourceDocument(
             self.path,
             {**self.data, **fresh.data},
@@ -215,8 +214,7 @@ def _flatten(root: Node, path: Path, files: tuple[Path, ...]) -> SourceDocument:
 
 
 def _fault_at(span: Span, path: str, message: str, hint: str = "") -> SpecError:
-    said = abridged(message, _MAX_WORDS)
-    return SpecError([span.fault(path, said, hint)])
+    return SpecError([span.fault(path, abridged(message, _MAX_WORDS), hint)])
 
 
 def _of_file(shown: str, message: str, hint: str = "", line: int = 1, column: int = 1) -> Finding:
@@ -254,8 +252,7 @@ def parse_source(text: str, *, file: str = "<text>", base: Path | None = None) -
         SpecError: the text is not YAML of the kind described above; nothing else is ever raised.
     """
     folder = Path.cwd() if base is None else base
-    root = parse_text(text, file=file, base=folder)
-    return _flatten(root, Path(file), ())
+    return _flatten(parse_text(text, file=file, base=folder), Path(file), ())
 
 
 def override_value(path: str, text: str) -> Any:

@@ -89,8 +89,7 @@ class Span:
             if match is None:
                 match = re.compile(re.escape(find)).search(self.source.text, self.start, self.end)
             if match is not None:
-                before = self.source.text[: match.start()]
-                breaks = list(YAML_BREAK.finditer(before))
+                breaks = list(YAML_BREAK.finditer(self.source.text[: match.start()]))
                 last = breaks[-1].end() if breaks else 0
                 return len(breaks) + 1, match.start() - last + 1
         if self.style == "|":
@@ -214,8 +213,7 @@ class _Reader:
             while loader.check_event():
                 yield loader.get_event()  # type: ignore[no-untyped-call]
         except yaml.reader.ReaderError as error:
-            before = self._source.text[: error.position]
-            lines = YAML_BREAK.split(before)
+            lines = YAML_BREAK.split(self._source.text[: error.position])
             code = error.character if isinstance(error.character, int) else ord(error.character)
             span = self._at(len(lines), len(lines[-1]) + 1)
             message = f"found the character U+{code:04X}, which YAML does not allow"

@@ -369,8 +369,7 @@ def _judge_embeddings(tokenizer: LoadedTokenizer, config: Mapping[str, Any], row
         way = f'write "vocab_size": {rows} into config.json'
         return [Looked("embeddings", f"the weights have {rows:,} rows, and config.json says {named:,}", way)]
     backend = tokenizer.backend_tokenizer
-    ids = backend.get_vocab(True).values()
-    most = max(ids, default=-1) + 1
+    most = max(backend.get_vocab(True).values(), default=-1) + 1
     if most <= count:
         return [Looked("embeddings")]
     way = f"add rows (model.resize_token_embeddings({most}), save_pretrained), or take the model's own tokenizer"

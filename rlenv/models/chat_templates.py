@@ -64,8 +64,7 @@ def written_by(source: str, tokens: Mapping[str, int], values: Mapping[str, str]
     begins = asked.removeprefix(bare) if asked.startswith(bare) else ""
     if _SAID not in whole:
         return TurnMarks("", frozenset(_tokens_in(begins, tokens)))
-    behind = whole.rpartition(_SAID)[2]
-    first = next(iter(_tokens_in(behind, tokens)), "")
+    first = next(iter(_tokens_in(whole.rpartition(_SAID)[2], tokens)), "")
     return TurnMarks(first, frozenset(_tokens_in(begins, tokens)) - {first})
 
 

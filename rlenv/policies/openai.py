@@ -21,14 +21,14 @@ from rlenv.errors import EndpointError, PolicyError, RewardError, UsageError
 from rlenv.language.spec import SamplingSpec
 from rlenv.messages import Message, Sampled
 from rlenv.policies.base import HARMLESS, PolicyContext, harmless, reworded
-from rlenv.rewards.asking_again import ROUNDS, Answered, Refused, Untold, in_turn
-from rlenv.rewards.asking_models import if_felled, tried
+from rlenv.rewards.asking_again import Refused
+from rlenv.rewards.asking_models import UNCLEAR, if_felled, if_refused, tried
 from rlenv.secrets import host_of
 
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["FEW_TOKENS", "MAX_TOKENS", "OpenAIPolicy", "starts", "written"]
+__all__ = ["FEW_TOKENS", "MAX_TOKENS", "OpenAIPolicy", "beside", "is_full", "starts", "written"]
 
 _T = TypeVar("_T")
 _Request = Callable[..., Awaitable[_T]]
@@ -42,12 +42,7 @@ _FULL: Final = re.compile(
     r"(?i)context[ _](?:length|size|window)|(?:model|allowed|input) length|must have less than|max_new_tokens"
 )
 """What vLLM, SGLang, TGI, llama.cpp and OpenAI say of a request that has no room, where nobody counts its tokens."""
-_UNCLEAR: Final = frozenset((*REFUSED, 403, 451))
-"""What a server answers to a conversation whose words it cannot take, and to every one where it is set up wrongly. No
-5xx is among them: a server that fails by chance would be taken for one that refuses."""
 FEW_TOKENS: Final = 16
-_REFUSALS: Final = 6
-"""How often a server refuses a policy's words, and harmless ones never, before it refuses them for what they are."""
 
 
 class OpenAIPolicy:
@@ -154,7 +149,8 @@ def _headers(api_key: str | None, given: Mapping[str, str]) -> dict[str, str]:
     return {"Authorization": f"Bearer {api_key}", **given}
 
 
-def _is_full(error: EndpointError) -> bool:
+def is_full(error: EndpointError) -> bool:
+    """True where a server says that a request has no room in its context, which is no fault of its own."""
     return error.is_full or (error.status in REFUSED and _FULL.search(str(error)) is not None)
 
 
@@ -173,7 +169,7 @@ async def starts(request: _Request[Any], endpoint: Endpoint, *, tokens: int = 1,
     try:
         await beside(request, endpoint, tokens=tokens, tried=tried)
     except EndpointError as error:
-        return error.status in REFUSED
+        return error.status in UNCLEAR
     return True
 
 
@@ -260,10 +256,10 @@ class _Session:
             with counted(self._context.account, "policy"):
                 answer = await self._asked(messages, most, around=around)
         except EndpointError as error:
-            is_full = _is_full(error)
-            if error.is_held or (self._first and (is_full or await self._is_own(error, messages, most))):
+            is_too_long = is_full(error)
+            if error.is_held or (self._first and (is_too_long or await self._is_own(error, messages, most))):
                 # Its own words cannot be continued. Were its reward invalid, it could leave out its own sample.
-                self._is_over = not is_full
+                self._is_over = not is_too_long
                 return Sampled("", "length")
             self._policy.lost = error
             # A request that is refused for what it holds is named apart.
@@ -310,14 +306,14 @@ class _Session:
     async def _is_own(self, error: EndpointError, messages: Sequence[Message], most: int | None) -> bool:
         """True where a server refuses the policy's words: it takes the same turns with harmless words in them, and
         refuses those in which its words alone are kept. Asked once for each, where no more may be asked beside."""
-        if self._asks_beside or error.status not in _UNCLEAR:
+        if self._asks_beside or error.status not in UNCLEAR:
             return False
         for keeps_own in (False, True):
             try:
                 with counted(self._context.account, "policy"):
                     await self._asked(messages, most, keeps_own=keeps_own)
             except EndpointError as again:
-                return keeps_own and again.status in _UNCLEAR
+                return keeps_own and again.status in UNCLEAR
         return False
 
     async def _answered(self, messages: Sequence[Message], request: _Request[Completion]) -> Completion:
@@ -333,10 +329,10 @@ class _Session:
             return await written(request, endpoint, self._well)
         except EndpointError as error:
             is_unclear = error.is_garbled or error.is_cut or error.is_late or error.status not in BARRED
-            if error.is_held or not is_unclear or _is_full(error):
+            if error.is_held or not is_unclear or is_full(error):
                 raise
             failed = error
-        tries, is_refused = endpoint.retries + 1, failed.status in _UNCLEAR
+        tries, is_refused = endpoint.retries + 1, failed.status in UNCLEAR
         took_s = 0.0 if is_refused else (time.monotonic() - begun) / tries  # to refuse takes no time, to wait does
         if failed.is_cut and self._first and await self._fells(messages, failed):
             raise EndpointError(f"the server falls over the policy's words: {failed}", is_held=True) from failed
@@ -382,8 +378,7 @@ class _Session:
         conversation. Or it fails at what the policy wrote before: then it takes the same turns with harmless words,
         and none with the policy's own. Raises RewardError: nobody can tell.
         """
-        endpoint, lane = self._client.endpoint, here()
-        soon, within_s = partial(beside, endpoint=endpoint), endpoint.timeout_s * max(2, endpoint.retries + 1)
+        soon, lane = partial(beside, endpoint=self._client.endpoint), here()
 
         async def asked() -> None:
             await self._asked(messages, 1, keeps_own=None if is_now else False, around=soon)
@@ -393,15 +388,9 @@ class _Session:
 
         with entered(lane and lane.at("beside")):  # a replay does not ask these
             own = partial(self._asked, messages, 1, keeps_own=True, around=soon)
-            bars = BARRED if is_refused else ()  # what asking brings about tells nothing of the words
-            known = partial(tried, asked, bars=bars)
-            told = await known()
-            for _ in range(2 * is_refused):  # a part of a server may refuse whatever it is asked
-                told = told if isinstance(told, Answered) else await known()
-            if not isinstance(told, Answered) and not (is_refused and isinstance(told, Untold)):
-                raise RewardError(told.why)
-            most = _REFUSALS if is_refused else ROUNDS
-            given = await in_turn(known, partial(tried, very, bars=bars), most=most, within_s=within_s, took_s=took_s)
+            given = await if_refused(
+                asked, very, self._client, is_refused=is_refused, looks=1 + 2 * is_refused, took_s=took_s
+            )
             if given is None and not is_now and not isinstance(await tried(own), Refused):
                 raise RewardError("the server fails at others' words")
         return given

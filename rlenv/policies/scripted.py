@@ -347,8 +347,7 @@ class ScriptPolicy:
                 if line.strip():
                     self._scripts.append(_actions(path, number, line))
         else:
-            actions = [part.strip("\n") for part in f"\n{text}".split("\n---\n")]
-            self._scripts.append(actions)
+            self._scripts.append([part.strip("\n") for part in f"\n{text}".split("\n---\n")])
         if not self._scripts:
             raise UsageError(f"the script '{path}' is empty", hint="write one JSON list of actions a line")
 

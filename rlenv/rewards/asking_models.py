@@ -10,7 +10,9 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Hashable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from math import ceil, inf
 from statistics import fmean, median
 from typing import Any, Final, Generic, TypeVar
@@ -18,14 +20,20 @@ from typing import Any, Final, Generic, TypeVar
 from rlenv.concurrency.deadline import Countdown, left_s, pause, running_under
 from rlenv.concurrency.lanes import entered, here
 from rlenv.concurrency.scope import Scope, ended
-from rlenv.endpoints import Client
+from rlenv.endpoints import BARRED, REFUSED, Client
 from rlenv.endpoints.account import is_away
 from rlenv.errors import EndpointError, RewardError
 from rlenv.rewards.asking_again import ROUNDS, Answered, Ask, HeldUp, Known, Refused, Untold, in_turn, waits_s
 
-__all__ = ["Felling", "Pace", "at_once", "failed", "if_felled", "if_unread", "in_time", "tried"]
-
 _T = TypeVar("_T")
+_Request = Callable[[], Awaitable[_T]]
+UNCLEAR: Final = frozenset((*REFUSED, 403, 451))
+"""What a server answers to a conversation whose words it cannot take, and to every one where it is set up wrongly. No
+5xx is among them: a server that fails by chance would be taken for one that refuses."""
+_YIELDS: Final = 3
+"""How often whoever asks about a refusal asks again where a limit of rate bars that, and waits for a second before."""
+_REFUSALS: Final = 6
+"""How often a server refuses a policy's words, and harmless ones never, before it refuses them for what they are."""
 _FEWEST_FALLS: Final = 7
 """How sure it has to be that a text fells a server, as the number of rounds: others may fell it again and again."""
 _LEAST_S: Final = 0.02
@@ -345,6 +353,40 @@ async def if_felled(
     if given is None:
         raise EndpointError(f"the server fell each time: {error}", is_held=True) from error
     return given
+
+
+async def if_refused(
+    known: _Request[Any], very: _Request[_T], client: Client, *, is_refused: bool, looks: int = 3, took_s: float = 0.0
+) -> _T | None:
+    """The answer to a request that a server refuses, or else fails at, asked in turn with what is known to work, which
+    may fail `looks` times at first, as at a part of a server; None where the very request fails each time.
+
+    To refuse takes a server no time, and to have many refused costs others theirs: that is asked fewer times, and where
+    a limit of rate bars requests, later. Raises RewardError: nobody can tell.
+    """
+    endpoint, asks = client.endpoint, partial(_yielding, client) if is_refused else tried
+    within_s, looked = endpoint.timeout_s * max(2, endpoint.retries + 1), partial(asks, known)
+    for _ in range(looks):
+        if not isinstance(told := await looked(), Refused):
+            break
+    if isinstance(told, Refused) or (isinstance(told, Untold) and not is_refused):
+        raise RewardError(told.why)
+    most = _REFUSALS if is_refused else ROUNDS
+    return await in_turn(looked, partial(asks, very), most=most, within_s=within_s, took_s=took_s)
+
+
+async def _yielding(client: Client, request: _Request[_T]) -> Answered[_T] | Refused | Untold:
+    """As `tried`; while a limit of rate bars anybody's requests one at a time of all who ask so waits: the others, who
+    have few tries, come before."""
+    for left in range(_YIELDS, 0, -1):
+        async with client.yielding if time.monotonic() < client.barred_until else nullcontext():
+            for _ in range(_YIELDS):
+                if time.monotonic() < client.barred_until:
+                    await pause(random.uniform(0.5, 1.5))
+            told = await tried(request, bars=BARRED)
+        if left == 1 or not isinstance(told, Untold):
+            break
+    return told
 
 
 async def at_once(request: Callable[..., Awaitable[_T]]) -> _T:

@@ -68,8 +68,7 @@ class Recorder:
     def look(self, lane: Lane, asked: Asked) -> Slot:
         """An empty place: whoever asks has to ask."""
         content = _content(asked)
-        ordinal = _next(self._counts, lane, content)
-        return Slot(lane, asked, content, ordinal, time.time())
+        return Slot(lane, asked, content, _next(self._counts, lane, content), time.time())
 
     def keep(self, slot: Slot, answer: Answer) -> None:
         """Takes an event of an episode.

@@ -121,9 +121,7 @@ class RunInfo:
 
         Of training alone: an evaluation that goes on plays what is missing, and nothing again.
         """
-        if self.kind != "train":
-            return {}
-        return {attempt.number: attempt.from_step for attempt in self.attempts}
+        return {} if self.kind != "train" else {attempt.number: attempt.from_step for attempt in self.attempts}
 
 
 def is_run(folder: str | Path) -> bool:

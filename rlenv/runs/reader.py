@@ -212,8 +212,7 @@ class RunReader:
 
     def _is_replaced(self, row: Mapping[str, Any]) -> bool:
         """True if a later attempt has played the row's sample again."""
-        last = self._played_again().get(tuple(map(row.get, _PLACE)), 0)
-        return bool(row["attempt"] < last)
+        return bool(row["attempt"] < self._played_again().get(tuple(map(row.get, _PLACE)), 0))
 
     def _validated_again(self) -> set[int]:
         """The attempts that began with the validation of the step that they go on from."""

@@ -233,8 +233,7 @@ class HostileSession:
                 return HostileAction(kind, message)
             return HostileAction(kind, self._written(message)[:_MAX_CHARS])
         answer = self._material(rng.choice(policy.subjects), kind)
-        action = self._answered(answer)
-        return HostileAction(kind, action)
+        return HostileAction(kind, self._answered(answer))
 
     def _written(self, message: Message) -> str:
         try:

@@ -337,8 +337,7 @@ _WHO: Final = {"tool": "a tool", "user": "a user"}
 
 
 def _name_of(tool: Any) -> str:
-    inner = tool.get("function", tool)
-    return str(inner.get("name", ""))
+    return str(tool.get("function", tool).get("name", ""))
 
 
 def _plain(error: UnsupportedTemplate) -> str:

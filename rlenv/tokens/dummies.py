@@ -300,8 +300,7 @@ def _pair(before: str, behind: str, opening: str, bare: str, marks: Marks) -> tu
         return named[0][0], named[1][0]
     start = before[len(opening) :].strip() if before.startswith(opening) else ""
     if not start:
-        shared = shared_marks(before, bare)
-        start = before[len(shared) :].strip()
+        start = before[len(shared_marks(before, bare)) :].strip()
     if not start:
         found = marks.find(before[-100:].rstrip()) or Marks().find(before[-100:].rstrip())
         start = before[-100:].rstrip()[found[-1][0] :] if found else ""

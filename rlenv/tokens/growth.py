@@ -166,8 +166,7 @@ class Growth:
     def last_end(self, story: Story, turn: dummies.TurnShape, ends: Collection[str]) -> str:
         """The first of some marks that the template writes behind a turn that is the last; "" where there is none."""
         try:
-            layout = self.layout(story, turn)
-            said = dummies.turn_message(layout.form, self.way, turn, 0, 0)
+            said = dummies.turn_message(self.layout(story, turn).form, self.way, turn, 0, 0)
             text = self._voice.render(story, [*story.messages, said], add_generation_prompt=False)
         except UnsupportedTemplate:
             return ""

@@ -141,16 +141,13 @@ class PromptIds:
         Args:
             hides: the first message from which on an assistant's words are text too; None: they are its own.
         """
-        signs = self.vocabulary.signs
-        written = prompt.parts(self.template, signs, hides=hides)
+        written = prompt.parts(self.template, self.vocabulary.signs, hides=hides)
         place = self.images.place if self.images is not None else ""
         parts = self._place_written(written.parts, places) if place else written.parts
         ids = encode_parts(parts, self.vocabulary)
         text = fill_places(written.text, place=place, places=places) if place else written.text
         whole = self._full(text)
-        if ids.tolist() == whole or self._controls(ids) == self._controls(whole):
-            return array("q", whole)
-        return ids
+        return array("q", whole) if ids.tolist() == whole or self._controls(ids) == self._controls(whole) else ids
 
     def _full(self, text: str) -> list[int]:
         return encode(self.vocabulary.full, text)
@@ -328,8 +325,7 @@ class Observations:
             return self.deriver.layout(roles, images=counts, before=before, tools=tools)
         if counts:
             raise UnsupportedTemplate("a dialect that goes on in the assistant's own turn shows no images")
-        stop = self.deriver.layout(("user",)).stop
-        return _going_on(roles, self.same_turn, stop)
+        return _going_on(roles, self.same_turn, self.deriver.layout(("user",)).stop)
 
     def program(self, layout: Layout) -> PromptProgram:
         """The program of a layout; images stand as their placeholders.

@@ -264,8 +264,7 @@ class TokenTrajectory:
             UsageError: there is no sampled turn to answer, or no message to append.
         """
         self._check(observation)
-        turn = self._turn(observation.messages, said)
-        finding = self._encoder.look(self._story, turn)
+        finding = self._encoder.look(self._story, self._turn(observation.messages, said))
         if finding.is_refused:
             raise UnsupportedTemplate(finding.fault)
         return self._fault(finding, observation.messages)

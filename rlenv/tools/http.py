@@ -199,8 +199,7 @@ def _search_r1(answer: Response, max_bytes: int) -> ToolOutput:
         (documents,) = found["result"]
         value = []
         for one in documents:
-            contents = one.get("document", one)["contents"]
-            title, _, text = contents.partition("\n")
+            title, _, text = one.get("document", one)["contents"].partition("\n")
             value.append({"title": title, "text": text, "score": one.get("score")})
     shown = [f"Doc {number}(Title: {one['title']}) {one['text']}" for number, one in enumerate(value, start=1)]
     return ToolOutput("\n".join(shown) or "no documents match", value)

@@ -144,8 +144,7 @@ async def _search(request: web.Request) -> web.StreamResponse:
             rows = run.rows()
             ids = None
             if query:
-                places = parse(query).places(rows)
-                ids = rows.table["id"].take(places).to_pylist()
+                ids = rows.table["id"].take(parse(query).places(rows)).to_pylist()
         found = searched(_locked(run, ids), text)
         first = next(found, None)
         begun.append(chain(() if first is None else [first], found))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from rlenv.hosts.gateway import MOST_AT_ONCE, Gateway
 from rlenv.hosts.wires import as_chat
 from rlenv.language.spec import SamplingSpec
 from rlenv.messages import Message, ToolCall
+from rlenv.rewards.asking_models import UNCLEAR
 from rlenv.runs.folder import KeptRun, RunInfo
 from rlenv.testing.endpoint import FakeEndpoint, HostileEndpoint, Reply, never
 from tests.support.asked import Asks, Speaker, asking, plays, written
@@ -254,6 +256,166 @@ def test_a_server_that_failed_by_chance_is_no_mistake_of_the_agents(
 
     with paused_for(0.01):
         assert gateway(answer, tmp_path, play, retries=3)["success"] is success
+
+
+def _is_harmless(body: Any) -> bool:
+    return bool(body["messages"][0]["content"] == "Say yes.")
+
+
+async def _plays_to_its_end(ask: Asks, model: FakeEndpoint) -> Any:
+    seat = await seat_of(ask)
+    await plays(ask, seat)
+    return await finished(ask, seat)
+
+
+@pytest.mark.parametrize("status", [400, 403, 413, 422, 500])
+@pytest.mark.parametrize("every", [2, 3])
+def test_a_part_of_a_server_that_refuses_whatever_it_is_asked_is_no_mistake_of_the_agents(
+    tmp_path: Path, every: int, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several replicas one is set up wrongly: where each has its turn, and where it is drawn."""
+    monkeypatch.setattr(random, "random", random.Random(every).random)
+    for draws in (None, *map(random.Random, range(3))):
+        asked, speaker = 0, Speaker([CALLS, RIGHT])
+
+        def answer(body: Any, draws: random.Random | None = draws, speaker: Speaker = speaker) -> Any:
+            nonlocal asked
+            asked += 1
+            is_refused = asked % every == 0 if draws is None else draws.random() < 1 / every
+            return Reply(status) if is_refused else speaker(body)
+
+        with paused_for(0.0):
+            success = gateway(answer, tmp_path, _plays_to_its_end)["success"]
+        assert success is True or (success is None and status not in UNCLEAR)
+
+
+@pytest.mark.parametrize("refused", ["all", "all with tools"])
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_a_refusal_beside_a_server_that_refuses_others_too_is_an_outage(
+    tmp_path: Path, status: int, refused: str
+) -> None:
+    """As a server that comes back without the flags by which it takes tools."""
+    is_out = False
+
+    def answer(body: Any) -> Any:
+        nonlocal is_out
+        is_refused = is_out and (refused == "all" or "tools" in body)
+        is_out |= not _is_harmless(body)
+        return Reply(status) if is_refused else "Yes." if _is_harmless(body) else CALLS
+
+    with paused_for(0.0):
+        ended = gateway(answer, tmp_path, _plays_to_its_end)
+    assert (ended["success"], ended["failure"]["reason"]) == (None, "policy")
+
+
+@pytest.mark.parametrize(("said", "most"), [("no", 14), ("maximum context length", 1)])
+@pytest.mark.parametrize("many", [1, 12])
+def test_a_request_that_is_refused_each_time_beside_one_that_is_answered_is_the_agents(
+    tmp_path: Path, many: int, said: str, most: int
+) -> None:
+    """It is told so after so many requests and no more, of `concurrency` at once; of one that is too long at once."""
+
+    async def play(ask: Asks, model: FakeEndpoint) -> Any:
+        seat = await seat_of(ask)
+        url, poison = f"{seat['base_url']}/chat/completions", {"messages": [{"role": "user", "content": "poison"}]}
+        begun = [*seat["messages"], (await ask("POST", url, seat))[1]["choices"][0]["message"]]
+        before = len(model.requests)
+        told = await asyncio.gather(*(ask("POST", url, poison) for _ in range(many)))
+        assert ([status for status, _ in told], len(model.requests) - before) == ([400] * many, most * many)
+        assert (await ask("POST", url, {**seat, "messages": begun}))[0] == 200
+        assert model.most_at_once <= 3
+        return await finished(ask, seat)
+
+    speaker = Speaker(["Hm.", RIGHT])
+
+    def answer(body: Any) -> Any:
+        return Reply(400, {"error": said}) if "poison" in str(body) else speaker(body)
+
+    assert gateway(answer, tmp_path, play, concurrency=3)["success"] is True
+
+
+def test_a_limit_of_rate_that_asking_about_a_refusal_meets_tells_nothing_of_the_request(tmp_path: Path) -> None:
+    asked = 0
+
+    def answer(body: Any) -> Any:
+        nonlocal asked
+        asked += bool(asked) or "poison" in str(body)
+        return Reply(429) if 1 < asked < 10 else Reply(400) if "poison" in str(body) else RIGHT
+
+    async def play(ask: Asks, model: FakeEndpoint) -> Any:
+        seat = await seat_of(ask)
+        url, poison = f"{seat['base_url']}/chat/completions", {"messages": [{"role": "user", "content": "poison"}]}
+        assert (await ask("POST", url, poison | {"stream": True}))[0] == 400
+        await plays(ask, seat)
+        return await finished(ask, seat)
+
+    with paused_for(0.0):
+        assert gateway(answer, tmp_path, play)["success"] is True
+
+
+@pytest.mark.parametrize("status", [400, 500])
+def test_nothing_is_asked_any_more_of_a_request_that_fails_behind_the_last_turn(tmp_path: Path, status: int) -> None:
+    refused, used_up, times = asyncio.Event(), asyncio.Event(), 0
+
+    async def answer(body: Any) -> Any:
+        nonlocal times
+        if "poison" not in str(body):
+            return CALLS
+        refused.set()
+        times += 1
+        await used_up.wait()
+        return Reply(status)
+
+    async def play(ask: Asks, model: FakeEndpoint) -> Any:
+        seat = await seat_of(ask)
+        url, poison = f"{seat['base_url']}/chat/completions", {"messages": [{"role": "user", "content": "poison"}]}
+        asking = asyncio.ensure_future(ask("POST", url, poison))
+        await refused.wait()
+        await plays(ask, seat, most=1)
+        used_up.set()
+        assert (await asking)[0] == 200  # a last message
+        return await finished(ask, seat)
+
+    ended = gateway(answer, tmp_path, play, spec=SPEC.replace("turns: 3", "turns: 1"))
+    assert (ended["success"], ended["failure"], times) == (False, None, 1)
+
+
+@pytest.mark.parametrize("by", ["agent", "time", "driver"])
+@pytest.mark.parametrize("at", ["the first request", "a later one"])
+@pytest.mark.parametrize("is_well", [True, False])
+def test_who_ends_an_episode_whose_request_is_refused_makes_no_number_of_it_but_for_the_agents_own(
+    tmp_path: Path, is_well: bool, at: str, by: str
+) -> None:
+    """What the author asks first is no words of the agent's model, and the model is asked no more behind the end."""
+    refused, ending, refusals = asyncio.Event(), asyncio.Event(), 0
+
+    async def answer(body: Any) -> Any:
+        nonlocal refusals
+        is_first = not any(message["role"] == "assistant" for message in body["messages"])
+        if _is_harmless(body) or (is_first and at != "the first request"):
+            return CALLS if is_well or not refused.is_set() else Reply(400)
+        refused.set()
+        refusals += 1
+        if body.get("max_tokens") == 1:  # whoever ends the episode asks it once more
+            ending.set()
+        elif by != "agent" and refusals > 1:
+            await (never() if by == "time" else ending.wait())
+        return Reply(400)
+
+    async def play(ask: Asks, model: FakeEndpoint) -> Any:
+        seat = await seat_of(ask)
+        playing = asyncio.ensure_future(plays(ask, seat))
+        await (refused.wait() if by == "driver" else playing)
+        ended = await finished(ask, seat)
+        await playing
+        return ended
+
+    spec = SPEC.replace("turns: 3", f"turns: 3, episode_s: {0.8 if by == 'time' else 300}")
+    ended = gateway(answer, tmp_path, play, spec=spec)
+    if by != "agent":
+        assert refusals < 6
+    is_own = is_well and at != "the first request"
+    assert ended["success"] is (False if is_own else None), ended["failure"]
 
 
 @pytest.mark.parametrize("is_well", [True, False])

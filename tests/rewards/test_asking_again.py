@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from rlenv.concurrency.scope import Scope
-from rlenv.endpoints import Endpoint
+from rlenv.endpoints import Client, Endpoint
 from rlenv.errors import EndpointError
 from rlenv.language.spec import BreakerSpec
 from rlenv.rewards.asking_again import Answered, Refused, Untold
-from rlenv.rewards.asking_models import Pace, _Falls, if_felled, if_unread, in_time
+from rlenv.rewards.asking_models import Pace, _Falls, if_felled, if_refused, if_unread, in_time
 from rlenv.rewards.verdict import Health, Legibility
 from tests.support.clock import passes, run_skipping
 
@@ -513,3 +513,29 @@ def test_what_finds_a_server_away_waits_for_it_only_where_it_fell_over_a_request
 
     (alone, later, suspect), _ = in_virtual_time(work, monkeypatch)
     assert (str(alone), later, suspect) == ("it is away", "well", "well")
+
+
+@pytest.mark.parametrize("is_barred", [True, False])
+def test_while_a_limit_of_rate_bars_requests_one_at_a_time_asks_about_refusals(is_barred: bool) -> None:
+    """And waits before each: whoever asks for a policy's answer has few tries. Without one nobody waits for another."""
+    now, most = 0, 0
+
+    async def main() -> list[str | None]:
+        client = Client(Endpoint(name="", base_url="http://127.0.0.1:9/v1", model="m"))
+        client.barred_until = float("inf") if is_barred else client.barred_until
+
+        async def known(status: int = 0) -> str:
+            nonlocal now, most
+            now, most = now + 1, max(most, now + 1)
+            await asyncio.sleep(0)
+            now -= 1
+            if status:
+                raise EndpointError("no", status=status)
+            return "yes"
+
+        return await asyncio.gather(
+            *(if_refused(known, partial(known, 400), client, is_refused=True) for _ in range(5))
+        )
+
+    assert run_skipping(main()) == [None] * 5
+    assert most == (1 if is_barred else 5)

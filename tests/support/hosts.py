@@ -48,12 +48,14 @@ async def gated(
     sampling: SamplingSpec = _PLAIN,
     timeout_s: float = 120.0,
     retries: int = 0,
+    concurrency: int = 64,
     **options: Any,
 ) -> AsyncIterator[tuple[Asks, FakeEndpoint, Gateway]]:
     """A gateway before a scripted model, and whoever asks it."""
     (folder / "sums.yaml").write_text(spec, encoding="utf-8")
     async with FakeEndpoint(answers) as model:
         asked: dict[str, Any] = {"retries": retries, "timeout_s": timeout_s, "sampling": sampling}
+        asked["concurrency"] = concurrency
         client = Client(Endpoint(name="", base_url=model.base_url, model="policy", **asked))
         try:
             made = Gateway(rlenv.load(folder / "sums.yaml"), client, **options)

@@ -74,8 +74,7 @@ def failure_policy(given: Mapping[str, str] | None) -> FailurePolicy:
     choices: dict[str, Choice] = {}
     for reason, choice in (given or {}).items():
         if reason not in _ALL and reason not in FAULTS and reason not in TRUNCATIONS:
-            known = [*_ALL, *FAULTS, *TRUNCATIONS]
-            hint = all_known(str(reason), known, "known:")
+            hint = all_known(str(reason), [*_ALL, *FAULTS, *TRUNCATIONS], "known:")
             raise UsageError("no episode ends for this reason", key=f"failures.{reason}", hint=hint)
         if choice not in _CHOICES:
             raise UsageError(f"'{choice}' is none of {', '.join(_CHOICES)}", key=f"failures.{reason}")

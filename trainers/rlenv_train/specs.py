@@ -16,11 +16,12 @@ import os
 import shutil
 import sys
 import sysconfig
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -31,6 +32,7 @@ from rlenv.language.document import override_value, read_source
 from rlenv.language.loader import LoadedSpec, load_spec
 from rlenv.language.shipped import find
 from rlenv.language.templates import Template, TemplateError, compile_template
+from rlenv.runs.folder import RunInfo
 from rlenv.tasks.rows import task_files
 
 
@@ -74,6 +76,17 @@ def run_folder(output: Path | None, specs: Sequence[TrainedSpec], *, kind: str =
     """The folder of a new run: the one that was asked for, or one of its own in `runs`."""
     name = "-".join(spec.name for spec in specs)
     return (output or Path("runs") / f"{kind}{name}-{datetime.now():%Y%m%d-%H%M%S}").resolve()
+
+
+def unprepared(kind: Literal["eval", "train"], arguments: Namespace, specs: Sequence[TrainedSpec]) -> RunInfo:
+    """The information on a run that has no policy yet."""
+    return RunInfo(
+        kind,
+        command=arguments.command,
+        spec=", ".join(spec.source for spec in specs),
+        environment=", ".join(spec.environment.id for spec in specs),
+        policy=arguments.model or "tiny",
+    )
 
 
 def load_specs(

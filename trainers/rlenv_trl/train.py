@@ -27,7 +27,7 @@ from rlenv.runs.locks.lock import lock_of
 from rlenv.runs.pack import seal_abandoned
 from rlenv_train.keeping import KEEP_GB, Keeper, KeptEpisodes
 from rlenv_train.progress import cut_after, driving, entries_of, plot_text
-from rlenv_train.specs import TrainedSpec, load_specs, read_override, run_folder, spec_and_overrides
+from rlenv_train.specs import TrainedSpec, load_specs, read_override, run_folder, spec_and_overrides, unprepared
 from rlenv_trl.rollout import Rollout, rlenv_reward
 from rlenv_verl.run.inputs import options_of, refuse_fixed
 from rlenv_verl.run.model import first_model
@@ -67,13 +67,7 @@ def train(arguments: argparse.Namespace, console: Console) -> int:
         return run.tried(arguments.model or "tiny")
     if config.world_size > 1 and arguments.output is None:
         raise UsageError("several processes need one folder", key="-o", hint="name it by -o FOLDER")
-    info = RunInfo(
-        "train",
-        command=arguments.command,
-        spec=", ".join(spec.source for spec in specs),
-        environment=", ".join(spec.environment.id for spec in specs),
-        policy=arguments.model or "tiny",
-    )
+    info = unprepared("train", arguments, specs)
 
     def prepared() -> None:
         console.say(f"run folder  {folder}")

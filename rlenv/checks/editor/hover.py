@@ -210,8 +210,7 @@ def _value(at: Path_, value: Any) -> str:
 
 def outline(text: str) -> tuple[Symbol, ...]:
     """The sections of a spec with their entries, as far as the text can be read; any text is taken."""
-    lines = LineIndex(text)
-    return tuple(_symbols(read_tree(text), lines, 1))
+    return tuple(_symbols(read_tree(text), LineIndex(text), 1))
 
 
 def _symbols(node: Node, lines: LineIndex, depth: int) -> Iterator[Symbol]:

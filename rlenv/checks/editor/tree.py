@@ -135,8 +135,7 @@ def read_tree(text: str) -> Node:
         part = _standing(text, start, end)
         if part is not None and isinstance(part.value, dict):
             merged.update(part.value)
-    span = parse_text("a: 1", file="", base=Path()).span
-    return Node(merged, span)
+    return Node(merged, parse_text("a: 1", file="", base=Path()).span)
 
 
 def find_cursor(text: str, offset: int) -> CursorReadings:

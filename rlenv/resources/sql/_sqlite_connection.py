@@ -314,9 +314,7 @@ class SqliteConnection:
         if self._is_own:
             return sqlite3.SQLITE_OK
         if action in _READS:
-            if action == sqlite3.SQLITE_READ:
-                return self._authorize_read(first, by)
-            return sqlite3.SQLITE_OK
+            return self._authorize_read(first, by) if action == sqlite3.SQLITE_READ else sqlite3.SQLITE_OK
         if action == sqlite3.SQLITE_FUNCTION:
             name = (second or "").lower()
             if name in _FORBIDDEN:

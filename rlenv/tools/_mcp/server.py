@@ -282,9 +282,7 @@ def _client(server: McpServer, streams: AbstractAsyncContextManager[Any]) -> Cli
 def _reason(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    if isinstance(error, MCPError):
-        return error.error.message
-    return str(error) or type(error).__name__
+    return error.error.message if isinstance(error, MCPError) else str(error) or type(error).__name__
 
 
 def _why(server: McpServer, child: Child | None, reason: str) -> str:

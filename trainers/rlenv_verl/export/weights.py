@@ -174,8 +174,7 @@ def build_model(checkpoint: Checkpoint, weights: Mapping[str, torch.Tensor]) -> 
         model = _class_of(config)(config).to(dtype)
         found = model.load_state_dict(dict(weights), strict=False, assign=True)
         model.tie_weights()
-    tied = set(model.all_tied_weights_keys)
-    missing = sorted(set(found.missing_keys) - tied)
+    missing = sorted(set(found.missing_keys) - set(model.all_tied_weights_keys))
     if found.unexpected_keys or missing:
         raise UsageError(
             f"the weights of step {checkpoint.step} do not fit {type(model).__name__}: "

@@ -292,6 +292,4 @@ def _training_table(training: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def _cell(value: Any) -> str:
-    if isinstance(value, Sequence):
-        return f"{value[0]:.3f} … {value[1]:.3f}"
-    return f"{value:,.4g}"
+    return f"{value[0]:.3f} … {value[1]:.3f}" if isinstance(value, Sequence) else f"{value:,.4g}"

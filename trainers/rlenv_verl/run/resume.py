@@ -61,8 +61,7 @@ def resumed(
     # logged.
     frequency = config["trainer"]["test_freq"]
     wanted = config["trainer"]["val_before_train"] if step == 0 else frequency > 0 and step % frequency == 0
-    validates = bool(wanted and not _is_validated(run, step))
-    more = [override("trainer.val_before_train", validates)]
+    more = [override("trainer.val_before_train", bool(wanted and not _is_validated(run, step)))]
     if checkpoint is None:
         more.append(override("trainer.resume_mode", "disable"))
     else:
@@ -231,8 +230,7 @@ def training_figures(steps: Sequence[StepFigures]) -> dict[str, dict[str, Any]]:
             values = [entry[name] for entry in seen if name in entry]
             if values:
                 figures[name.removeprefix("term/")] = [round(values[0], 4), round(values[-1], 4)]
-        episodes = sum(entry.get("episodes", 0.0) for entry in seen)
-        figures["episodes"] = int(episodes)
+        figures["episodes"] = int(sum(entry.get("episodes", 0.0) for entry in seen))
         for start, words in WORDS["counted"].items():
             for name in names:
                 if name == start or (start.endswith("/") and name.startswith(start)):

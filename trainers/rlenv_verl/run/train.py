@@ -16,11 +16,11 @@ from typing import Any
 from rlenv.cli.console import Console
 from rlenv.errors import UsageError
 from rlenv.preflight import lines_of
-from rlenv.runs.folder import RunInfo, is_run
+from rlenv.runs.folder import is_run
 from rlenv_train.keeping import KeptEpisodes
 from rlenv_train.launch import EXIT_STATUS, Ending, ending_lines, run_to_end
 from rlenv_train.progress import Stage, Underway, driving, plot_text, time_is_up_at
-from rlenv_train.specs import TrainedSpec, run_folder, spec_and_overrides
+from rlenv_train.specs import run_folder, spec_and_overrides, unprepared
 from rlenv_verl.loop import told_at_the_end
 from rlenv_verl.run import Run, attempt_locks, changed_lines, inputs, locked
 from rlenv_verl.run.figures import MetricsFile, StepFigures, merged, series, show_summary, step_lines, without_failures
@@ -115,7 +115,7 @@ def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console, star
     folder.mkdir(parents=True, exist_ok=True)
     lock = stack.enter_context(locked(folder, wait_s=0.0))
     if not arguments.dry_run:
-        stack.enter_context(driving(folder, _unprepared(arguments, specs)))
+        stack.enter_context(driving(folder, unprepared("eval" if arguments.eval else "train", arguments, specs)))
 
     console.say(f"run folder  {folder}")
     _say(variables, console)
@@ -148,17 +148,6 @@ def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console, star
         return plan, lock
     locks = attempt_locks(plan.run, plan.config, from_step=0, say=console.say)
     return dataclasses.replace(plan, run=plan.run.begun(0, locks=locks)), lock
-
-
-def _unprepared(arguments: argparse.Namespace, specs: Sequence[TrainedSpec]) -> RunInfo:
-    """The information on a run that has no policy yet."""
-    return RunInfo(
-        "eval" if arguments.eval else "train",
-        command=arguments.command,
-        spec=", ".join(spec.source for spec in specs),
-        environment=", ".join(spec.environment.id for spec in specs),
-        policy=arguments.model or "tiny",
-    )
 
 
 def _taken_up(arguments: argparse.Namespace, stack: ExitStack, console: Console) -> tuple[Plan, int | None]:
