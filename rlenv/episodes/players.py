@@ -319,8 +319,8 @@ class Seating:
         try:
             return seat.cut(redact(spoken(sees.text(**known, player=name, said=said))))
         except TemplateError as error:
-            if "said" in sees.names:
-                return ""  # a player's words, or its silence, may have done it, and must leave out nobody's sample
+            if error.is_unfit and sees.names & {"said", "resources"}:
+                return ""  # a player's words, silence or calls may have done it, and must leave out nobody's sample
             raise EpisodeError(f"user.sees cannot be written: {error}", reason="user") from error
 
     async def _run(self, name: str, other: Seated) -> None:
