@@ -85,7 +85,8 @@ class World:
         if math.isnan(total):
             raise EpisodeError("the world has not come back from an earlier step", reason="resource")
         try:
-            self.observation, reward, self.terminated, self.truncated, self.info = self._step(action)
+            self.observation, reward, *ended, self.info = self._step(action)
+            self.terminated, self.truncated = map(bool, ended)  # of several worlds at once they have no truth
             if not math.isfinite(paid := float(reward)):
                 raise ValueError(f"it paid {paid}")
             self.text = "what came of it cannot be shown"
@@ -195,7 +196,7 @@ def compile_step(name: str, spec: StepSpec, context: CompileContext) -> Sequence
     def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
         world: World = call.resources[spec.resource]
         paid = world.step(read(arguments["action"]), call.turn)
-        value = {"reward": paid, "terminated": bool(world.terminated), "truncated": bool(world.truncated)}
+        value = {"reward": paid, "terminated": world.terminated, "truncated": world.truncated}
         return ToolOutput(world.text, value)
 
     def ends(_: ToolResult, call: ToolContext) -> Literal["", "ended", "truncated"]:

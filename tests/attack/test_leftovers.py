@@ -216,6 +216,19 @@ class Drawn(World):
     assert (found.turns[0].results[0].text, found.reward.terms["paid"].value) == ("what came of it cannot be shown", -1)
 
 
+@pytest.mark.parametrize("ended", ["np.zeros(2)", "np.zeros(0)", "Desk.left.__class__", "None", "False, True"])
+def test_an_end_of_a_world_of_any_type_raises_nothing_out_of_a_step(ended: str, make_environment: Make) -> None:
+    world = f"""
+class Ends(World):
+    def step(self, action):
+        observation, paid, _, truncated, info = super().step(action)
+        return observation, paid, {ended}, truncated, info
+"""
+    tool = {"kind": "gymnasium", "resource": "world"}
+    text = SPEC.replace("resources: {", 'resources: {world: {kind: gymnasium, function: "tools.py:Ends"}, ')
+    is_well(play(make_environment(text, tools=TOOLS + world, tools__act=tool), ToolCall("act", {"action": "list"})))
+
+
 @pytest.mark.parametrize(
     "held", [3, "x", None, [1, {"text": 2}], {"content": 3}, {"content": [3]}, {"content": {"a": 1}}]
 )
