@@ -221,15 +221,8 @@ MAX_IMAGES: Final = 8
 _NO_IMAGE: Final = "the bytes are no image that can be read (PNG, JPEG, WebP or GIF)"
 _decoding: Final = threading.BoundedSemaphore(2)
 # What an orientation asks for. Source: Exif 2.32, tag 0x0112.
-_TURNS: Final = {
-    2: "FLIP_LEFT_RIGHT",
-    3: "ROTATE_180",
-    4: "FLIP_TOP_BOTTOM",
-    5: "TRANSPOSE",
-    6: "ROTATE_270",
-    7: "TRANSVERSE",
-    8: "ROTATE_90",
-}
+_TURNED = "FLIP_LEFT_RIGHT ROTATE_180 FLIP_TOP_BOTTOM TRANSPOSE ROTATE_270 TRANSVERSE ROTATE_90".split()
+_TURNS: Final = dict(enumerate(_TURNED, start=2))
 
 
 class UnreadableImage(ValueError):

@@ -252,9 +252,7 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
         return change(value)
     if isinstance(value, Mapping):
         return {key: _mapped(item, change) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_mapped(item, change) for item in value]
-    return value
+    return [_mapped(item, change) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _value(match: re.Match[str]) -> str:

@@ -223,9 +223,7 @@ class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if not name.startswith(_PREFIX) or path is None:
-            return None
-        return find_below(name, path)
+        return None if not name.startswith(_PREFIX) or path is None else find_below(name, path)
 
 
 class _Loader(SourceFileLoader):

@@ -237,9 +237,7 @@ def _wanted(before: str) -> str:
         return "expected a key in double quotes"
     if before in (":", "["):
         return "expected a value"
-    if before == "":
-        return 'expected one JSON object that starts with "{"'
-    return "expected , or a closing bracket"
+    return 'expected one JSON object that starts with "{"' if before == "" else "expected , or a closing bracket"
 
 
 MAX_VALUES: Final = 100_000

@@ -132,9 +132,7 @@ def _value(value: Any, seen: Seen) -> Any:
         return json.loads(text) if is_number and _is_json_number(text) else text
     if isinstance(value, list):
         return [_value(item, seen) for item in value]
-    if isinstance(value, dict):
-        return {key: _value(item, seen) for key, item in value.items()}
-    return value
+    return {key: _value(item, seen) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _is_json_number(text: str) -> bool:

@@ -63,9 +63,7 @@ class Muting:
             return re.sub(rf"{self.BEGINS}.*?(?:{self.ENDS}|\Z)", "", value, flags=re.DOTALL)
         if isinstance(value, Mapping):
             return {key: self._without(part) for key, part in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [self._without(part) for part in value]
-        return value
+        return [self._without(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
 class _Planted:

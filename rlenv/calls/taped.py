@@ -212,9 +212,7 @@ def _ending(slot: Slot, answer: Answer) -> Any:
     if "is_output" in held:
         nothing: Any = None
         return ToolOutput(nothing) if held["is_output"] else nothing
-    if "message" in held:
-        return EpisodeError(held["message"], reason=held["reason"])
-    return ToolFailed(**held)
+    return EpisodeError(held["message"], reason=held["reason"]) if "message" in held else ToolFailed(**held)
 
 
 def _kept(result: Any) -> Answer:

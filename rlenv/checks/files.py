@@ -234,6 +234,13 @@ def _unseen(subject: Subject, key: str, reward: Any, machine: Any, command: str,
     if pairs and not read & told:
         yield subject.say("odd-file/of-tests", f"rewards.{key}", *pairs[0], at="key")
     cwd = machine.cwd or ("/" if machine.image else "/app")  # an image has one of its own
+    named = re.search(r"(?i)\b(?:folder|directory) (/(?!usr|etc|opt|tmp|dev|home|root|var)[a-z][\w.-]*)", prompt)
+    known = f"{cwd} {machine.setup} {reward.keep} {command}"
+    if named is not None and machine.image is None and "{" not in str(cwd) and named[1] not in known:
+        yield subject.say("odd-file/folder", "prompt", named[0], cwd, at="key")
+    is_of_file = reward.by == "file" and reward.log is None and subject.document.has(f"rewards.{key}.command")
+    if is_of_file and not PATTERNS.writes_number.search(str(reward.command)):
+        yield subject.say("odd-file/no-number", f"rewards.{key}.command")
     keep = (reward.keep or [cwd]) if reward.collect is None else ["/"]
     if isinstance(keep, (list, tuple)) and not any("{" in path for path in (str(cwd), *keep)):
         written = sorted(path for path in {*PATTERNS.written_to.findall(prompt)} & {*PATTERNS.path.findall(command)}

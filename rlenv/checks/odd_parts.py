@@ -121,6 +121,8 @@ def _policies(subject: Subject, name: str, spec: ToolSpec) -> Iterator[Finding]:
     timeout_s = spec.timeout_s or subject.loaded.spec.calls.timeout_s
     if spec.rate_per_s is not None and 1 / spec.rate_per_s > timeout_s:
         yield subject.say("limits/rate", f"{path}.rate_per_s", 1 / spec.rate_per_s, timeout_s)
+    if retries and timeout_s == (attempt_s := spec.attempt_s or subject.loaded.spec.calls.attempt_s):
+        yield subject.say("limits/attempts", path, attempt_s, timeout_s, at="key")
     kinds = [kind_of("rewards", one) for one in subject.loaded.spec.rewards.values() if one.usual_weight > 0]
     asks = any(kind.reads_answer or kind.gold for kind in kinds) and not all(kind.of_calls for kind in kinds)
     ends = tool is not None and spec.ends is True and subject.loaded.spec.answer.from_ != "tool"

@@ -101,7 +101,9 @@ def _oddly(value: Any, text: str) -> str | None:
 
 
 def _reads_answer(subject: Subject) -> bool:
-    """True where a term surely looks at the answer, and at nothing else of the message."""
+    """True where a term surely looks at the answer, and at nothing else of the message, or the spec says its form."""
+    if subject.document.has("answer") and subject.loaded.spec.answer.from_ in ("tag", "boxed", "regex"):
+        return True
     for spec in [term.spec for term in subject.terms if getattr(term.spec, "of", "answer") == "answer"]:
         texts = f"{getattr(spec, 'arguments', '')} {getattr(spec, 'prompt', '')}"
         if kind_of("rewards", spec).reads_answer or re.search(r"\{\{[^}]*\banswer\b", texts):
@@ -436,6 +438,9 @@ def _cues(subject: Subject, user: Any) -> Iterator[Finding]:
     needed = {one for spec in subject.loaded.spec.rewards.values() for one in _COLUMN.findall(str(gold_in(spec)))}
     every = [*user.replies, *(cue.say for cue in user.cues)]
     last = [text for text in every if any(stop in text for stop in stops)]
+    rows = [row for _, row in subject.each(_MOST_ROWS)]
+    if subject.document.has("user.stop") and not any(stop in f"{every} {rows}" for stop in stops):
+        yield subject.say("user-never-ends/not-said", "user.stop", " or ".join(stops))
     before = [*{*every} - {*last}, *(text for _, text in prompt_texts(subject.loaded.spec.prompt))]
     if told := needed & {*_COLUMN.findall(" ".join(last))} - {*_COLUMN.findall(" ".join(before))}:
         yield subject.say("user-ends/told-last", "user", min(told), at="key")

@@ -327,11 +327,13 @@ def _forms(subject: Subject, term: Term, one: RenderedPrompts, golds: Sequence[s
             return
     columns = re.findall(r"task\.(\w+)", str(gold_in(term.spec)))
     mine = {word.rstrip("s") for column in columns for word in re.sub(r"^min(?:_|$)", "", column).split("_")}
+    counted = [{word.rstrip("s") for word in PATTERNS.how_many.findall(text.lower())} for text in one.users]
+    mine |= set[str]().union(*counted[:1]).intersection(*counted)
     theirs = {word.rstrip("s") for word in re.findall(r"\b(?:in|of|many|to) ([a-z]+)\b", fixed.lower())}
     for family in WORDS["units"]:
         if mine & {*family} and theirs & {*family} and not mine & theirs & {*family}:
             asked_unit, unit = min(theirs & {*family}), min(mine & {*family})
-            yield f"the prompt asks for {asked_unit}s, and the gold column is of {unit}s", "convert one of them"
+            yield f"the prompt asks for {asked_unit}s, and each row is of {unit}s", "convert one of them"
 
 
 def _given_away(one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> _Odd:

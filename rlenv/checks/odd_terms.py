@@ -62,11 +62,8 @@ def _golds(subject: Subject, path: str, term: Term, split: ReadSplit) -> Iterato
     key = "value" if at != path else "key"
     yield from _taken_apart(subject, at, str(gold_in(term.spec)), split)
     for rules, form, what in WORDS["dumped"]:
-        if (
-            getattr(term.spec, "rule", "") in rules
-            and values
-            and all(re.fullmatch(form, gold or "") for gold in values)
-        ):
+        is_of = getattr(term.spec, "rule", "") in rules
+        if is_of and values and all(re.fullmatch(form, gold or "") for gold in values):
             yield subject.say("odd-gold/dumped", at, what, str(values[0])[:40], at=key)
     empty = next((index for index, gold in enumerate(values) if gold is not None and not gold.strip()), None)
     if empty is not None:
@@ -208,6 +205,11 @@ def _of_any_text(subject: Subject, path: str, spec: RewardSpec, rule: str) -> It
         made = compile_pattern(pattern)
         if all((made.fullmatch if getattr(spec, "full", False) else made.search)(text) for text in _TEXTS):
             yield subject.say("any-answer/pattern", f"{path}.pattern")
+        # What stands in capitals alone is a sign between author and model, which nobody comes upon.
+        word = re.sub(r"\(\?\w+\)|\\[bAzZ]|[\^$]", "", pattern)
+        is_sign = re.fullmatch(r"[A-Z]{3}[A-Z _-]*", word) is not None
+        if is_sign and word not in f"{fixed_text(subject)} {[row for _, row in subject.each(50)]}":
+            yield subject.say("untold-name/keyword", f"{path}.pattern", word)
     open_keys = {"type", "properties", "title", "description", "$schema"}
     is_open = schema.get("type") == "object" and schema.get("properties") and schema.keys() <= open_keys
     if rule == "json_schema" and is_open:
@@ -380,8 +382,8 @@ def asked_numbers(subject: Subject, term: Term, golds: Sequence[str]) -> Iterato
                 yield f"the prompt says '{words}', and a gold value is {outside[0]}", "write one range in both"
                 return
         if rule == "numeric_match" and (rounded := PATTERNS.decimals.search(text)) is not None:
-            word = (rounded[1] or rounded[2]).lower()
-            places = _PLACES.get(word) or int(word)
+            word = rounded[rounded.lastindex or 0].lower()
+            places = int(word) if word.isdecimal() else _PLACES.get(word, 0)  # else a whole number
             near, share_of = getattr(term.spec, "tolerance", 0), getattr(term.spec, "relative_tolerance", 0)
             for gold, one in zip(golds, given, strict=True):
                 if abs(one - round(one, places)) > (near or 0) + (share_of or 0) * abs(one):

@@ -425,6 +425,11 @@ def check_shown(subject: Subject) -> Iterator[Finding]:
             column = shown[0]
             yield subject.say("gold-in-prompt/column", path, column, golds[column], find=f"task.{column}")
             return
+    made_of = {name: {*re.findall(r"\btask\.(\w+)", str(gold_in(one)))} for name, one in spec.rewards.items()}
+    for path, text in [one for one in read if one[0][0] == "user"]:
+        told = {*re.findall(r"\btask\.(\w+)", text)}
+        for name in [name for name, columns in made_of.items() if len(columns) > 1 and columns <= told][:1]:
+            yield subject.say("gold-in-prompt/told", path, ", ".join(sorted(made_of[name])), name)
     for index, step in enumerate(spec.steps):
         for _, tool, given in calls_in(step):
             made, told = subject.tools.get(tool), set(re.findall(r"\btask\.(\w+)", str(given)))

@@ -354,6 +354,10 @@ def _scale(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     key, rubric = getattr(spec, "key", "score"), [text for _, text in strings_in(document.get(f"{path}.rubric"), ())]
     steps = [float(step) for text in rubric for step in PATTERNS.step.findall(text)]
     spans = [(float(a), float(b)) for a, b in PATTERNS.from_to.findall(f"{prompt} {' '.join(rubric)}")]
+    other = PATTERNS.from_to if getattr(spec, "pairwise", None) is not None else PATTERNS.yes_or_no
+    if (found := other.search(prompt)) is not None and getattr(spec, "schema_", None) is None:
+        yield subject.say("other-scale/form", f"{path}.prompt", found[0])
+        return
     value = (getattr(spec, "schema_", None) or {}).get("properties", {}).get(key, {})
     told = [
         ("rubric", (min(steps), max(steps)) if len(steps) > 1 else scale),
@@ -416,8 +420,9 @@ def _tests(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     rows, fill = list(subject.each(1_000)), compile_value(given)
     if not PATTERNS.reads_task.search(str(given)) and len(rows) > 1 and PATTERNS.reads_task.search(prompt.user):
         yield subject.say("constant-gold/tests", f"{path}.{key}")
-    programs: list[str] = []
-    for where, row in rows:
+    programs, shown = list[str](), list[bool]()
+    texts = [text for one in asked_of(subject) for text in one.texts[:1_000]]
+    for (where, row), text in itertools.zip_longest(rows, texts if len(texts) == len(rows) else ()):
         try:
             filled = fill(task=row, vars=subject.loaded.spec.vars)
         except (TemplateError, TypeError):
@@ -426,6 +431,10 @@ def _tests(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
             yield subject.say("empty-gold/tests", f"{path}.{key}", where)
             break
         programs += map(str, filled) if key == "programs" and isinstance(filled, list) else ()
+        lines = PATTERNS.asserts.findall("\n".join(text for _, text in strings_in(filled, ())))
+        shown.append(bool(lines) and all(line in (text or "") for line in lines))
+    if shown and all(shown):
+        yield subject.say("gold-in-prompt/tests", "prompt", at="key")
     if programs and not any(PATTERNS.fails.search(one) for one in programs):
         yield subject.say("any-answer/no-assert", f"{path}.programs")
     entry = compile_template(getattr(spec, "entry", None) or "")

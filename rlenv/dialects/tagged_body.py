@@ -214,9 +214,7 @@ class TaggedForm:
             return value.strip()
         if self._spec.trim == "lines" and len(value) > 1 and value[0] == value[-1] == "\n":
             return value[1:-1]
-        if self._spec.trim == "newline":
-            return value.removeprefix("\n").removesuffix("\n")
-        return value
+        return value.removeprefix("\n").removesuffix("\n") if self._spec.trim == "newline" else value
 
     def _typed(self, reading: Reading, name: str, key: str, value: str, how: str, kind: str) -> Any:
         shape = reading.parameter(name, key)

@@ -118,9 +118,7 @@ class Node:
         """The value without places."""
         if isinstance(self.value, dict):
             return {key: child.plain() for key, child in self.value.items()}
-        if isinstance(self.value, list):
-            return [child.plain() for child in self.value]
-        return self.value
+        return [child.plain() for child in self.value] if isinstance(self.value, list) else self.value
 
 
 def parse_text(text: str, *, file: str, base: Path, is_override: bool = False) -> Node:

@@ -159,9 +159,7 @@ def lengths_of(numbers: Sequence[int], limit: int | None) -> Lengths | None:
 def chosen_tasks(environment: Environment, split: str, *, tasks: int | None, sample: int) -> list[int]:
     """At most `sample` indices, evenly over those that a run plays: all of the split, or `tasks` of it."""
     played = environment.part(split, tasks)
-    if len(played) <= sample:
-        return played
-    return [played[index * len(played) // sample] for index in range(sample)]
+    return played if len(played) <= sample else [played[index * len(played) // sample] for index in range(sample)]
 
 
 async def measure(

@@ -288,9 +288,7 @@ def extract(spec: AnswerSpec, action: ParsedAction) -> GivenAnswer | None:
     for call in action.calls:
         if type(call) is MalformedCall:
             return None
-    if action.is_cut and action.calls and spec.from_ != "tool":
-        return None
-    return _read(spec, action)
+    return None if action.is_cut and action.calls and spec.from_ != "tool" else _read(spec, action)
 
 
 def _read(spec: AnswerSpec, action: ParsedAction) -> GivenAnswer | None:

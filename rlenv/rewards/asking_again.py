@@ -257,9 +257,7 @@ _TELLING: Final = (Answered, HeldUp, Untold)
 
 
 async def _each(ask: Ask[_T], times: int) -> list[Answered[_T] | Refused | Untold]:
-    if times == 1:
-        return [await ask()]
-    return await asyncio.gather(*(ask() for _ in range(times)))
+    return [await ask()] if times == 1 else await asyncio.gather(*(ask() for _ in range(times)))
 
 
 def waits_s() -> list[float]:

@@ -72,9 +72,7 @@ def _power(base: Number, exponent: Number) -> Number:
             raise CannotCalculate(_TOO_LARGE)
     if base < 0 and exponent != int(exponent):
         raise CannotCalculate("a negative number to a fractional power is not a real number")
-    if exponent == Fraction(1, 2):
-        return _root(base)
-    return math.pow(base, exponent)
+    return _root(base) if exponent == Fraction(1, 2) else math.pow(base, exponent)
 
 
 def _root(value: Number) -> Number:

@@ -101,9 +101,7 @@ def plain(value: Any) -> Any:
         return encodable(value)
     if kind is list:
         return [plain(item) for item in value]
-    if kind is dict:
-        return {encodable(key): plain(item) for key, item in value.items()}
-    return value
+    return {encodable(key): plain(item) for key, item in value.items()} if kind is dict else value
 
 
 def read_result(said: bytes, token: str) -> tuple[str | None, Any, str | None] | None:

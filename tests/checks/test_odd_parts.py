@@ -707,6 +707,62 @@ TWO = {**DATABASES, "resources": {name: {"kind": "sqlite", "access": "read_only"
 TABLES = {name: system(f"Tables: {{{{ resources.{name}.schema }}}}.") for name in ("a_db", "b_db")}
 added("untold-schema", [{**TWO, **TABLES["b_db"]}], [{**TWO, **TABLES["a_db"]}])
 
+# A form that the spec says itself, whoever reads the answer; words and units that one side alone has.
+HASHES = {"answer": {"from": "regex", "pattern": "#### (\\w+)"}, "rewards": {"own": OWN}, "oracle": None}
+added("answer-form", [{**HASHES, "prompt": {"system": "Put it in \\boxed{}.", "user": "{{ task.question }}"}}],
+      [{**HASHES, "prompt": {"system": "End with #### and it.", "user": "{{ task.question }}"}}])  # fmt: skip
+REFUSED = {"none": {"kind": "rule", "rule": "regex", "pattern": "\\bNONE\\b", "gate": "right < 1", "weight": 0.1}}
+REFUSING = {"rewards": {"right": EXACT, **REFUSED}, "success": "right >= 1"}
+added("untold-name", [{**REFUSING, **system("Write UNKNOWN where there is none.")}],
+      [{**REFUSING, **system("Write NONE where there is none.")},
+       {"rewards": {"right": EXACT, "none": REFUSED["none"] | {"weight": -0.1}}, "success": "right >= 1"}])  # fmt: skip
+MINUTES = rows(question=["How many minutes is A away?", "How many minutes is B away?"], answer=[60, 90])
+HALVES, TIMES = rows(answer=[2.5, 3.25]), rows(answer=["10:15", "11:30"])
+ROUNDED = system("Round it to a whole number.")
+added("odd-gold", [{**MINUTES, **NUMERIC, **system("Give the number of hours.")}, {**HALVES, **NUMERIC, **ROUNDED},
+      {**TIMES, **system("Answer as HH:MM:SS.")}, system("Give the town alone, as JSON.")],
+      [{**MINUTES, **NUMERIC, **system("Give the number of minutes.")}, {**TIMES, **system("Answer as HH:MM.")},
+       {**HALVES, **rule("numeric_match", tolerance=0.5), **ROUNDED},
+       system("Give the town that the atlas, which comes as JSON, names.")])  # fmt: skip
+# What cannot come about: another try, a promise, a stop that nobody says, a number that nobody writes, half the calls.
+ATTEMPTS = {"retries": 2, "attempt_s": 5, "idempotent": True}
+OFTEN = system("You may search up to 20 times.")
+added("limits", [tool("find", {"name": "{{ task.answer }}"}, timeout_s=5, **ATTEMPTS),
+      {**OFTEN, **tool("find"), "limits": {"tool_calls": 6}}],
+      [tool("find", {"name": "{{ task.answer }}"}, timeout_s=9, **ATTEMPTS), {**OFTEN, **tool("find"), "limits": {
+       "tool_calls": 20, "turns": 21}}])  # fmt: skip
+STOPS = {"kind": "scripted", "stop": "#END#"}
+added("user-never-ends", [{"user": STOPS | {"replies": ["Thanks. END"]}}],
+      [{"user": STOPS | {"replies": ["Thanks. #END#"]}},
+       {"user": STOPS | {"replies": ["{{ task.bye }}"]}, **rows(bye="Bye. #END#")}])  # fmt: skip
+added("odd-file", [{**WORK, "prompt": {"user": "{{ task.question }} The folder /work has it."},
+       "rewards": machine("/app/a")["rewards"]},
+      machine("/app/answer.txt", by="file")],
+      [{**WORK, "prompt": {"user": "{{ task.question }} The folder /app has it."},
+        "rewards": machine("/app/a")["rewards"]},
+       machine("/app/answer.txt", by="file", command="sh /app/check.sh"),
+       {**machine("/app/answer.txt", by="file", command="{{ task.check }}"), **rows(check="echo 1 > /logs/x")},
+       machine("/app/answer.txt", by="file", command="wc -l < answer.txt > /logs/verifier/reward.txt")])  # fmt: skip
+added("odd-policy", [{**tool("find"), "calls": {"faults": {"error": 0.5}}}],
+      [{**tool("find"), "calls": {"faults": {"error": 0.05}}}])  # fmt: skip
+# A judge who chooses gives no score; a user who tells all parts of an answer tells the answer.
+PAIR = "To {{ task.question }}: SAID One: {{ first }} Two: {{ second }}"
+PAIRED = {**JUDGED, "success": "right >= 1"}
+added("other-scale", [{**PAIRED, "rewards": {"right": EXACT, "good": {"kind": "judge", "endpoint": "m", "weight": 0.1,
+      "pairwise": {"with": "{{ task.answer }}"}, "prompt": PAIR.replace("SAID", "score them from 1 to 5.")}}}],
+      [{**PAIRED, "rewards": {"right": EXACT, "good": {"kind": "judge", "endpoint": "m", "weight": 0.1,
+       "pairwise": {"with": "{{ task.answer }}"}, "prompt": PAIR.replace("SAID", "which is clearer?")}}}])  # fmt: skip
+YES = PAIRED["rewards"]["good"] | {"prompt": "Answer yes or no: does {{ message }} answer {{ task.question }}?"}
+added("other-scale", [{**PAIRED, "rewards": {"right": EXACT, "good": YES}}], [])
+TESTED = {"answer": {"from": "final_message"}, "oracle": None, **rows(tests=["assert f(1) == 2\nassert f(2) == 3"] * 2),
+          "rewards": {"right": {"kind": "tests", "programs": "{{ task.tests }}\n"}}}  # fmt: skip
+added("gold-in-prompt", [{**TESTED, "prompt": {"user": "{{ task.question }} Such that {{ task.tests + '' }}"}}],
+      [{**TESTED, "prompt": {"user": "{{ task.question }} Such that {{ task.tests.split('\n')[0] }}"}}])  # fmt: skip
+PARTS = {**rows(land=["Peru", "Spain"]), **rule("exact_match", expect="{{ task.answer }}, {{ task.land }}"),
+         "oracle": [{"say": "<answer>{{ task.answer }}, {{ task.land }}</answer>"}]}  # fmt: skip
+added("gold-in-prompt", [{**PARTS, "user": {"kind": "scripted", "replies": ["{{ task.answer }} in {{ task.land }}."]}}],
+      [{**PARTS, "user": {"kind": "scripted", "replies": ["It is in {{ task.land }}."]}}])  # fmt: skip
+
 CASES = [pytest.param(code, is_odd, index, marks=[pytest.mark.sandbox] if code == "odd-file" else [])
          for code, sides in RELATIONS.items()
          for is_odd, cases in zip((True, False), sides, strict=True) for index in range(len(cases))]  # fmt: skip

@@ -357,9 +357,7 @@ def _final(said: str, flaw: Flaw, gold: Gold, other: Gold, rng: random.Random) -
         return final.replace(gold.answer, _texts(gold.actions[-2])[0])
     if flaw is Flaw.WRONG_QUESTION:
         return reworded(final, other.actions[-1]) or final
-    if flaw is Flaw.NO_ANSWER_TAG:
-        return "The answer is " + _TAG.sub("", final).strip()
-    return said
+    return "The answer is " + _TAG.sub("", final).strip() if flaw is Flaw.NO_ANSWER_TAG else said
 
 
 def _has_operators(gold: Gold) -> bool:

@@ -418,9 +418,7 @@ def _scalar(value: Any) -> str:
 def _flow(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_scalar(key)}: {_flow(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_flow, value)) + "]"
-    return _scalar(value)
+    return "[" + ", ".join(map(_flow, value)) + "]" if isinstance(value, list) else _scalar(value)
 
 
 def _written(value: Any, column: int, *, is_deep: bool = False) -> str:

@@ -400,6 +400,4 @@ def _parsed(body: bytes) -> dict[str, Any] | Unreadable:
         message = json.loads(body)
     except (ValueError, RecursionError) as error:
         return Unreadable(f"not JSON: {error}", code=PARSE)
-    if not isinstance(message, dict):
-        return Unreadable("expected an object", code=INVALID_REQUEST)
-    return message
+    return Unreadable("expected an object", code=INVALID_REQUEST) if not isinstance(message, dict) else message

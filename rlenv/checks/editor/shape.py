@@ -122,9 +122,7 @@ def child(data: Any, key: str | int) -> Any:
     """What stands at a key or a place of it, None where it has none."""
     if isinstance(data, Mapping):
         return data.get(str(key))
-    if isinstance(data, list) and isinstance(key, int) and key < len(data):
-        return data[key]
-    return None
+    return data[key] if isinstance(data, list) and isinstance(key, int) and key < len(data) else None
 
 
 def _below(shape: Shape, key: str | int) -> Iterator[Shape]:
@@ -320,9 +318,7 @@ def kind_group(path: Path_) -> registry.Group | None:
 def in_template(before: str) -> str | None:
     """The text before the cursor in the expression of a template, None where it is in none."""
     opened = [found.end() for found in _OPEN.finditer(before)]
-    if not opened or _CLOSED.search(before, opened[-1]):
-        return None
-    return before[opened[-1] :]
+    return None if not opened or _CLOSED.search(before, opened[-1]) else before[opened[-1] :]
 
 
 @dataclass(frozen=True)

@@ -318,9 +318,7 @@ class _Gold:
     def fits(self, call: ToolCall | MalformedCall) -> bool:
         if isinstance(call, MalformedCall) or call.name != self.name:
             return False
-        if self.is_exact:
-            return _equal(call.arguments, self.arguments)
-        return _like(call.arguments, self.arguments)
+        return _equal(call.arguments, self.arguments) if self.is_exact else _like(call.arguments, self.arguments)
 
 
 def _golds(given: Any) -> list[_Gold]:

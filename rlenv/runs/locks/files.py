@@ -88,9 +88,7 @@ def _tidy(value: Any) -> Any:
         return sorted((_tidy(item) for item in value), key=canonical)  # their own order changes with the process
     if isinstance(value, (list, tuple)):
         return [_tidy(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return plain(value)
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else plain(value)
 
 
 def _without_secrets(value: Any, *, hides: bool, is_hidden: bool) -> Any:
