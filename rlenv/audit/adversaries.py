@@ -247,13 +247,15 @@ def _pasted(subject: AuditSubject) -> Sequence[Script]:
 
 
 def _copied(subject: AuditSubject) -> Sequence[Script]:
-    """What the prompt shows: of a right answer's JSON, a number as equal to itself, the texts of a column that most
-    rows fill, those of a list as the choices of a pattern."""
+    """What the prompt shows: of a right answer's JSON, a number as equal to itself or in place of an expression for it,
+    the texts of a column that most rows fill, those of a list as the choices of a pattern."""
     counts = Counter(name for one in subject.others for name, value in one.task.items() if value)
     right, accepted = subject.right.strip(), subject.accepted
     shown, number = crafted.shown_parts(right, subject.prompt), next(iter(_ANY_NUMBER.findall(subject.prompt)), "1")
     ways: list[Script] = [[subject.form(shown)] if shown else []]
     ways.append([subject.form(f"{number} = {number}")] if right.count("=") == 1 else [])
+    total = crafted.value_of(right)
+    ways.append([subject.form(total)] if total in _ANY_NUMBER.findall(subject.prompt) else [])
     for name in (one for one, count in counts.items() if 2 * count > len(subject.others)):
         value = subject.task.get(name)
         texts = [one.strip() for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)]

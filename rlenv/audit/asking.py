@@ -297,9 +297,7 @@ def _odd(told: Mapping[str, str]) -> str | None:
     if len(told) < 3 or len(counts) != 2:
         return None
     (_, most), (rare, few) = counts.most_common(2)
-    if few != 1 or most < 2:
-        return None
-    return next(one for one, text in told.items() if text == rare)
+    return None if few != 1 or most < 2 else next(one for one, text in told.items() if text == rare)
 
 
 def halve(subject: AuditSubject, target: Target) -> Adaptive:

@@ -21,6 +21,7 @@ from rlenv.audit.subject import Action, AuditSubject, is_number, same, shaped, t
 from rlenv.audit.texts import DATA, WORDS, holds, nonce, shrug
 from rlenv.episodes.environment import Environment
 from rlenv.language.templates import TemplateError, compile_value, texts_in
+from rlenv.tools._arithmetic import CannotCalculate, calculate
 
 _WILDCARDS = (".*", ".+", r"[\s\S]*", "*", "?*", "%", "%%%")
 _SCHEMA = json.dumps({"type": ["string", "number", "boolean", "object", "array", "null"]})
@@ -285,6 +286,13 @@ def shown_parts(answer: str, prompt: str) -> str:
         if isinstance(whole, dict):
             kept = {key: value for key, value in whole.items() if isinstance(value, str) and holds(prompt, value)}
             return json.dumps(kept) if kept and len(kept) < len(whole) else ""
+    return ""
+
+
+def value_of(answer: str) -> str:
+    """The number that an expression is; "" for any other text, and for a number itself."""
+    with suppress(CannotCalculate, ValueError, OverflowError):
+        return "" if is_number(answer) else str(calculate(answer))
     return ""
 
 

@@ -67,6 +67,7 @@ def judge_chapter(
     _judge(verdicts, named["thought_answer"], chapter)
     _judge_tried(verdicts, chapter, "talk", "told", "corrected", "listed")
     _judge_beyond(verdicts, chapter, "unchecked_call")
+    _judge_tried(verdicts, chapter, "only_said")
     _judge_otherwise(verdicts, chapter, is_left_out=False)
     _judge_beyond(verdicts, chapter, "every_value")
     _judge_leaks(verdicts, chapter)

@@ -228,7 +228,8 @@ async def find_leaks(player: ScriptPlayer, subjects: Sequence[AuditSubject], aim
         for kind in ("result", "error") if aim.is_answer or tool == aim.tool else ("error",):
             # What one tool says to many calls is one place.
             place = kind, tool
-            is_asked = label.endswith(probing.AS_ORACLE) or place[1] in alike
+            is_told = probing.TELLS.search(label.partition(" of ")[2])  # by its name it is to be kept
+            is_asked = label.endswith(probing.AS_ORACLE) or (place[1] in alike and not is_told)
             texts = [_text(one.get(label), kind, *of, is_asked) for one, of in zip(told, asked, strict=True)]
             leak = _leak(f"{kind} of {label}", rules.learn(texts, golds[: len(some)]))
             if leak is not None and (place not in best or leak.hits > best[place].hits):

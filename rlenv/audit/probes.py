@@ -36,11 +36,11 @@ _MOST_PROBES = 140
 _MOST_PAIRS = 30
 _AGAIN = 6
 _BOUNDS = (0, -1, 1, 2, 3, 1000)
-_TELLS = re.compile(
+TELLS = re.compile(
     r"hint|answer|solution|solved|gold|debug|admin|review|grad(?:e|ing)|expect|cheat|secret|internal|cache|(?:^|_)logs?(?:$|_)",
     re.IGNORECASE,
 )
-"""What the names of tools say that the oracle does not call and that are no other way to the answer."""
+"""What the names of files say, and of tools that the oracle does not call and that are no other way to the answer."""
 _MOST_VALUES = 4
 _NAMED = re.compile(r"[^\W\d]\w+")
 _FILES = re.compile(r"\b[\w-]+\.[a-z]{2,5}\b")
@@ -153,7 +153,7 @@ def _one_after_the_other(tools: Sequence[Tool]) -> Iterator[Probe]:
 def _of_the_row(subject: AuditSubject, tool: Tool) -> Iterator[tuple[str, ToolCall]]:
     """The prompt's words on the row, told to a tool whose name has to do with answers."""
     key = _text_key(tool)
-    if key is not None and _TELLS.search(tool.name):
+    if key is not None and TELLS.search(tool.name):
         shown = {name: str(value) for name, value in subject.task.items() if str(value) in subject.prompt}
         for column, value in {**shown, "prompt": subject.prompt}.items():
             yield f"{tool.name} of the row's {column}", ToolCall(tool.name, worded(tool, value))

@@ -107,9 +107,9 @@ def find_shortcut(subjects: Sequence[AuditSubject]) -> Leak | None:
     asks_form = 2 * sum(map(_asks_form, some)) > len(some)
     # Rows may take turns.
     mixed = random.Random(0).sample(range(len(some)), len(some))
-    halves = [mixed[::2], mixed[1::2]] if len(some) >= _LEAST_TASKS and not asks_form else []
+    halves = [mixed[::2], mixed[1::2]] if len(some) >= _LEAST_TASKS else []
     # What is learnt on each half is tried on the other; what goes by the look of an option has learnt nothing.
-    learnt = [dict(_by_look(some, half)) for half in halves]
+    learnt = [dict(_by_look(some, half, {} if asks_form else _LOOKS)) for half in halves]
     tried = [one for one in _by_option(some) if one[0] == _AS_THE_GAP or not asks_form]
     tried += _by_rank(some)
     common = Counter(one.right for one in some).most_common(1)[0][1] / len(some)
@@ -193,15 +193,18 @@ def _remainder(by: int, text: str) -> int:
     return _first_number(text) % by
 
 
-def _by_look(subjects: Sequence[AuditSubject], learnt: Sequence[int]) -> Iterator[tuple[str, Mapping[int, str]]]:
-    """The answers of a policy that has learnt which answer goes with which look of a question."""
+def _by_look(
+    subjects: Sequence[AuditSubject], learnt: Sequence[int], known_looks: Mapping[str, Callable[[str], Hashable]]
+) -> Iterator[tuple[str, Mapping[int, str]]]:
+    """The answers of a policy that has learnt which answer goes with which look of a question, or its number."""
     answers = Counter(one.right for one in subjects)
     if len(answers) > _MOST_ANSWERS or len(answers) < 2:
         return
     ((common, _),) = answers.most_common(1)
-    numbers, looks = [_first_number(one.prompt) for one in subjects], dict(_LOOKS)
+    numbers, looks = [_first_number(one.prompt) for one in subjects], dict(known_looks)
     # A number that counts the rows says nothing of what is asked.
     runs = all(other == one + 1 for one, other in pairwise(numbers))
+    runs &= 2 * len({re.sub(r"\d+", "", one.prompt) for one in subjects}) > len(subjects)  # else it is what is asked
     for by in _CYCLES if runs else ():
         looks[f"the remainder of its running number by {by}"] = partial(_remainder, by)
     for name, look in looks.items():
@@ -368,6 +371,4 @@ def _token(token: str) -> str:
         return "[\"']"
     if token in "([":
         return r"[\[(]"
-    if token in ")]":
-        return r"(?:,\s*)?[\])]"
-    return _FLAGS.get(token.lower(), re.escape(token))
+    return r"(?:,\s*)?[\])]" if token in ")]" else _FLAGS.get(token.lower(), re.escape(token))

@@ -70,6 +70,10 @@ async def attack_state(player: ScriptPlayer, chapter: Chapter, subjects: Sequenc
         way = await player.way(subjects, partial(_write_same, changing=changing, value=value))
         chapter.tried["written"].append((None, unsaid(way)))
     chapter.only_said = await player.way(subjects, _only_says)
+    # Words, and a call that is another one on each task, may be the right answer.
+    ends = [one.gold for one in subjects if one.gold.turns[-1].results and _changing_calls(one)]
+    ended = {(one.split, one.task_index) for one in ends} if len({one.turns[-1].action for one in ends}) == 1 else ()
+    chapter.tried["only_said"] = [(None, {key: one for key, one in chapter.only_said.items() if key in ended})]
     for name, write in _TRIED.items():
         scripts = {subject.gold.task_index: write(subject) for subject in subjects}
         for place in dict.fromkeys(place for found in scripts.values() for place in found):

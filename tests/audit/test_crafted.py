@@ -69,6 +69,22 @@ def gold_is_pattern(context):
     return float(re.fullmatch(gold(context), said(context)) is not None)
 
 
+def made(context, used=False):
+    """The task is to make a number of others."""
+    text = said(context)
+    if not re.fullmatch(r"[0-9+*]{1,40}", text) or "**" in text:
+        return 0.0
+    try:
+        is_whole = sorted(map(int, re.findall("[0-9]+", text))) == context.task["numbers"]
+        return float(eval(text, {}, {}) == context.task["total"] and (is_whole or not used))
+    except Exception:
+        return 0.0
+
+
+def made_of_all(context):
+    return made(context, used=True)
+
+
 def tells_apart(context):
     """The task is to write a pattern: it has to match these and not those."""
     try:
@@ -150,3 +166,13 @@ def paid(context):
 
 def test_each_alternative_of_a_long_pattern_is_a_text_that_a_reward_names(tmp_path: Path) -> None:
     assert holes(audited(tmp_path, CODES, DECLINED)) == {"paid_words"}
+
+
+@pytest.mark.parametrize(("name", "found"), [("made", {"copied_input"}), ("made_of_all", set())])
+def test_a_number_is_tried_in_place_of_an_expression_for_it(tmp_path: Path, name: str, found: set[str]) -> None:
+    rows = [
+        {"question": f"Make {n * 7 + 50} of 7, {n} and 50.", "answer": f"{n}*7+50", "total": n * 7 + 50,
+         "numbers": sorted([7, n, 50])}
+        for n in range(8, 38)
+    ]  # fmt: skip
+    assert holes(audited(tmp_path, rows, CODE, rewards=paid_by(name))) == found

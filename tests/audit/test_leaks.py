@@ -286,6 +286,19 @@ def test_what_the_oracle_reads_may_be_read_by_other_calls(tmp_path: Path) -> Non
     assert looked(tmp_path, "", head=head, call="{look: {about: it}}") == []
 
 
+@pytest.mark.parametrize(("name", "expected"), [("grading/key.json", ["result"]), ("more/other.json", [])])
+def test_a_listed_file_whose_name_tells_is_read_where_the_oracle_reads_one_file_on_all_tasks(
+    tmp_path: Path, name: str, expected: list[str]
+) -> None:
+    head = (
+        'def look(file: str = "", *, task: dict) -> str:\n    """Lists files, or reads one."""\n'
+        f'    texts = {{"": "{name}\\nletter.txt", "{name}": f"sum: {{task[\'answer\']}}"}}\n'
+        '    texts["letter.txt"] = f"Dear all, {task[\'answer\']} came of it."\n'
+        '    return texts.get(file, "no such file")\n'
+    )
+    assert looked(tmp_path, "", head=head, call="{look: {file: letter.txt}}") == expected
+
+
 def test_a_tool_that_always_says_the_commonest_answer_gives_nothing(tmp_path: Path) -> None:
     rows = claims(48, lambda index: "yes" if index % 7 == 3 else "no")
     assert looked(tmp_path, "no{len(about)}: no, {task['question'][:9]}", rows=rows) == []

@@ -166,6 +166,13 @@ def ticket(index: int, *, step: int) -> Row:
     return {"question": asked, "answer": ("billing", "press", "sales", "legal", "crew")[index % 5]}
 
 
+def item(index: int, *, turns: int) -> Row:
+    """A question in words of form, whose answers take turns; or one about the number itself."""
+    asked = f"Item {index + 1}: does the {random.Random(index).choice(WORDS)} have more doors than the first?"
+    own = f"Does {index + 1} leave more than nothing when divided by two?"
+    return {"question": asked if turns else own, "answer": ("yes", "no")[index % 2]}
+
+
 def coded(index: int, *, told: bool) -> Row:
     """A desk, whose letters begin the number of the ticket or those of any other."""
     desks = ("billing", "press", "sales", "legal", "crew")
@@ -204,6 +211,8 @@ def ranked(index: int, *, place: int | None, asked: str = "How many {}s came?") 
         (lambda index: ranked(index, place=-1, asked="How many came at most of one kind?"), False),
         (lambda index: ticket(index, step=1), True),
         (lambda index: ticket(index, step=6), False),
+        (lambda index: item(index, turns=2), True),
+        (lambda index: item(index, turns=0), False),
         (lambda index: coded(index, told=True), True),
         (lambda index: coded(index, told=False), False),
         (lambda index: gap(index, fixed=False), True),
@@ -225,6 +234,8 @@ def ranked(index: int, *, place: int | None, asked: str = "How many {}s came?") 
         "a question about size",
         "a count of the rows",
         "a number that counts nothing",
+        "a count beside words of form",
+        "a count that is asked about",
         "letters of a number",
         "letters that say nothing",
         "a gap as long as its word",

@@ -78,3 +78,32 @@ def test_a_part_of_the_state_that_is_graded_alone_is_named(
     found = asyncio.run(main())
     assert {code for code, _ in found} == ({expected} if expected else set())
     assert all(said in message for _, message in found)
+
+
+@pytest.mark.parametrize(("graded", "found"), [("say", ["unchecked_call"]), ("say and booked", [])])
+def test_a_policy_is_not_taken_at_its_word_that_it_has_done_its_work(
+    graded: str, found: list[str], tmp_path: Path
+) -> None:
+    rows = [{"who": who, "room": ["Oak", "Elm", "Ash", "Fir"][at % 4]} for at, who in enumerate(_WHO)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    ends = """
+    say = any(call.arguments.get("done") is True for turn in context.turns for call in turn.parsed.calls)
+    booked = booked == [(room, who)] and told == [who]
+    return float(bool(GRADED))
+
+
+def finish(done: bool) -> str:
+    \"\"\"Ends the work.\"\"\"
+    return "bye"
+"""
+    head = _TOOLS.format(graded=0).replace("    return float(0)\n", ends.replace("GRADED", graded))
+    (tmp_path / "tools.py").write_text(head)
+    tool = 'tools:\n  finish: {kind: python, function: "tools.py:finish", ends: true}\n'
+    spec = _SPEC.replace("tools:\n", tool).replace('say: "<answer>done</answer>"', "call: {finish: {done: true}}")
+    (tmp_path / "env.yaml").write_text(spec)
+
+    async def main() -> list[str]:
+        async with rlenv.load(tmp_path / "env.yaml") as environment:
+            return [one.code for one in (await audit(environment)).findings]
+
+    assert asyncio.run(main()) == found
