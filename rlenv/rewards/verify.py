@@ -178,12 +178,11 @@ def _compile(name: str, spec: VerifySpec, context: TermCompileContext) -> Term:
     is_call = expect.arguments is not None
     if is_call == ("value" in expect.model_fields_set):
         raise UsageError("give either arguments or value", key="expect", hint="name one of them")
-    if is_call and tool.mutates:
-        raise UsageError(
-            f"the tool '{spec.tool}' changes state, so a gold call would disturb the policy's",
-            key="expect",
-            hint="expect a value",
-        )
+    kinds = ("python", "sql") if tool.kind == "python" and tool.depends_on == "episode" else ()
+    others = (one for one in context.tools.values() if one.kind in kinds or one.entry == tool.entry != "")
+    if is_call and (one := next((one for one in (tool, *others) if one.mutates), None)):
+        message = f"'{one.name}' changes state, so the policy could choose what a gold call of '{spec.tool}' gives"
+        raise UsageError(message, key="expect", hint="expect a value, or use kind: state")
     properties = tool.parameters.get("properties", {})
     for key, given in (("arguments", spec.arguments), ("expect.arguments", expect.arguments or {})):
         if unknown := [argument for argument in given if properties and argument not in properties]:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -322,6 +323,31 @@ def test_a_gold_call_of_a_tool_that_changes_state_is_refused() -> None:
     with pytest.raises(UsageError, match="changes state"):
         verify(tool)
     assert run(verify(tool, expect={"value": [[1]]}), Calls({"mine": [[1]]})).value == 1.0
+
+
+LOOK, PUT = replace(QUERY, entry="look"), replace(QUERY, name="put", mutates=True)
+MCP, PYTHON = {"kind": "mcp", "entry": "server"}, {"kind": "python"}
+
+
+@pytest.mark.parametrize(
+    ("tool", "beside", "is_refused"),
+    [
+        (PYTHON, {"kind": "python", "entry": "put"}, True),
+        (PYTHON, {"kind": "sql", "entry": "put"}, True),
+        (PYTHON, {"kind": "python", "entry": "put", "mutates": False}, False),
+        (PYTHON, {"kind": "mcp", "entry": "put"}, False),
+        ({"kind": "python", "depends_on": "task"}, {"kind": "python", "entry": "put"}, False),
+        (MCP, MCP, True),
+        (MCP, {"kind": "mcp", "entry": "other"}, False),
+    ],
+)
+def test_no_gold_call_gives_what_the_policy_could_change(tool: Any, beside: Any, is_refused: bool) -> None:
+    """The policy empties a table that its `verify` looks at: its call and the gold one give the same nothing."""
+    tools = {"query": replace(LOOK, **tool), "put": replace(PUT, **beside)}
+    keys: dict[str, Any] = {"tool": "query", "arguments": {"sql": "{{ answer }}"}}
+    compile_term("verify", tools=tools, **keys, expect={"value": 3})
+    with pytest.raises(UsageError, match="'put' changes state") if is_refused else nullcontext():
+        compile_term("verify", tools=tools, **keys, expect=GOLD)
 
 
 def failed(reason: str, *, outcome: Any = "failed") -> ToolResult:
