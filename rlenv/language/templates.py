@@ -10,13 +10,15 @@ import json
 import os
 import re
 import secrets
+import string
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
 import jinja2
+import markupsafe
 from jinja2 import meta, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -31,7 +33,8 @@ _T = TypeVar("_T")
 
 _OWN = frozenset(("vars", "resources"))  # what no row, model or server says
 _SINGLE = re.compile(r"\s*\{\{(?!\{)((?:(?!\{\{|\}\}).)*)\}\}\s*", re.DOTALL)
-_OF_TEMPLATES = (__file__, "<", *(os.path.dirname(str(one.__file__)) for one in (jinja2, json)))
+_OF_TEMPLATES: tuple[str, ...] = (__file__, "<", string.__file__, last_box.__code__.co_filename)
+_OF_TEMPLATES += tuple(os.path.dirname(str(one.__file__)) for one in (jinja2, json, markupsafe))
 _MAX_PRODUCT = 10_000_000
 _MAX_POWER_BITS = 100_000
 _OTHER_FILES: tuple[type[nodes.Stmt], ...] = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
@@ -60,7 +63,11 @@ class _Environment(ImmutableSandboxedEnvironment):
     def getattr(self, obj: Any, attribute: str) -> Any:
         if isinstance(obj, Mapping) and attribute in obj:
             return obj[attribute]
-        return super().getattr(obj, attribute)
+        found = super().getattr(obj, attribute)
+        is_lost = isinstance(found, jinja2.Undefined) and not attribute.startswith("_")
+        if is_lost and isinstance(getattr(type(obj), attribute, None), property | cached_property):
+            return getattr(obj, attribute)  # raises what its code did, as where that reads what is lost
+        return found
 
 
 def _boxed(text: str) -> str:
@@ -128,8 +135,7 @@ class Template:
             TemplateError: a constant in that part is not there.
         """
         text = _called(self._head, values) if self._head is not None else ""
-        head, slash, _ = text.rpartition("/")
-        return head + slash
+        return text[: text.rfind("/") + 1]
 
     def written(self, **values: Any) -> tuple[str, tuple[tuple[int, int], ...]]:
         """The rendered text, and the parts of it (first character, and the one behind the last) that the template's
@@ -145,9 +151,7 @@ class Template:
             marked = _marking(self.source).render(**values)
         except Exception:  # it rendered a moment ago; what it does with marked texts is no fault of the spec
             return text, ()
-        spans: list[tuple[int, int]] = []
-        at = depth = 0
-        plain: list[str] = []
+        spans, plain, at, depth = list[tuple[int, int]](), list[str](), 0, 0
         for index, piece in enumerate(_MARKS.split(marked)):
             if index % 2:
                 depth += 1 if piece == _BEGIN else -1
@@ -322,8 +326,7 @@ def _quick(tree: nodes.Template, text: Callable[..., str], value: Callable[..., 
 
     if value is None:
         return quick_text, None
-    (path,) = (piece for piece in pieces if not isinstance(piece, str))
-    follow = _lookup(path)
+    (follow,) = (part for part in parts if not isinstance(part, str))
 
     def quick_value(**values: Any) -> Any:
         try:

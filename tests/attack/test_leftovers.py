@@ -54,6 +54,12 @@ class Desk:
     def away(self):
         raise ConnectionError("its server is away")
 
+    @property
+    def lost(self):
+        return self.session.points
+
+    session = None
+
 
 def leave(which: str, desk: Desk) -> str:
     """Leaves something."""
@@ -96,6 +102,7 @@ limits: {turns: 4}
 READS = (
     "LEFT.done", "LEFT", "LEFT[0]", "LEFT.points[-1]", "LEFT == 3", "LEFT > 3", "LEFT * 1.0", "1 / LEFT", "LEFT + 'x'",
     "LEFT | length", "LEFT | sum", "LEFT | int", "LEFT | tojson", "LEFT.items() | list", "not LEFT", "LEFT | first",
+    "'{:.2f}'.format(LEFT)", "(LEFT | e) % 3", "LEFT | boxed",
 )  # fmt: skip
 
 
@@ -162,7 +169,7 @@ def test_a_part_that_no_result_has_is_a_fault_of_the_spec(read: str, said: str, 
 
 def test_code_behind_a_template_that_fails_is_no_number_and_no_end(make_environment: Make) -> None:
     """Its server is away, say; and what names no resource, or reads the row alone, is the author's."""
-    for read in ("resources.desk.away", "task.lost"):
+    for read in ("resources.desk.away", "resources.desk.lost", "task.lost"):
         environment = make_environment(SPEC, tools=TOOLS, tools__leave__ends="{{ " + read + " }}")
         found = play(environment, ToolCall("leave", {"which": "fine"}))
         assert (found.reason, found.reward.total) == ("ends", None)
