@@ -328,7 +328,7 @@ class CallSlots:
             while waiting := self.waiting[0] or self.waiting[1]:
                 turn = waiting.popleft()
                 loop = turn.get_loop()
-                if loop is asyncio.get_running_loop():
+                if loop is asyncio._get_running_loop():  # None where a task that no loop ends is thrown away
                     if not turn.done():
                         turn.set_result(None)
                         return

@@ -363,6 +363,21 @@ def test_who_is_cancelled_as_it_is_handed_a_place_gives_it_back() -> None:
     asyncio.run(main())
 
 
+def test_a_place_that_is_given_back_where_no_loop_runs_is_handed_over() -> None:
+    """As by a task that is thrown away with a loop that never ended it."""
+
+    async def main() -> None:
+        slots = CallSlots(1)
+        assert slots.take() is None
+        turn = slots.take()
+        assert turn is not None
+        await asyncio.to_thread(slots.free)
+        await slots.wait(turn, until=float("inf"))
+        assert slots.taken == 1
+
+    asyncio.run(main())
+
+
 def test_shared_places_are_made_in_no_folder_of_another_and_through_no_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
