@@ -92,7 +92,7 @@ _JSON_ESCAPES: Final = {"\n": "n", "\r": "r", "\t": "t", "\b": "b", "\f": "f"}
 _OTHERWISE: Final = {" ": r"\+", "'": "''"}
 _MOST_CHARS_FOR_ONE: Final = 24
 _PIECES: Final = re.compile(r"\\+|[^\\]+")
-_BREAKS: Final = re.compile(r"[\r\n]+")
+_BREAKS: Final = re.compile(r"[\r\n](?:\s*[\r\n])?")  # empty lines are one break: several of any length have no end
 
 
 def _spellings(value: str) -> dict[str, tuple[str, ...]] | None:
@@ -137,7 +137,7 @@ _BASE64: Final = {"+": "[+-]", "/": "[/_]"}
 def _one(char: str) -> str:
     """A character as it is, and every way to escape it; a line break as any of them, in a line too, and indented."""
     if char == "\n":
-        return rf"(?:\s|{_escaped(char)}|{_escaped(chr(13))}){{1,64}}"
+        return rf"(?:\s|{'|'.join(map(_escaped, chr(10) + chr(13) + ' '))}){{1,64}}"
     plain = r"\\{0,8}" + re.escape(char) if char in "\"'/" else re.escape(char)
     return f"(?:{plain}|{_escaped(char)})"
 

@@ -110,6 +110,16 @@ def test_line_breaks_without_end_are_read_in_one_way(monkeypatch: pytest.MonkeyP
     assert redact(text) == text
 
 
+def test_lines_of_spaces_are_one_break(monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = "{" + "\n " * 12 + "abcdefgh"
+    monkeypatch.setenv("RLENV_TEST_WORDS", secret)
+    resolve("${env:RLENV_TEST_WORDS}")
+    text = "{\n" + " \n" * 4_000 + "abcdefg"  # each a break of its own, it would not end
+    assert redact(f"{text}abcdefgh{text}") == f"{text}abcdefgh{text}"
+    for spelling in (str, json.dumps, quote, quote_plus):
+        assert "abcdefgh" not in redact(spelling(secret))
+
+
 @pytest.mark.parametrize("before", ["", "u", "us", "user:", "Bearer "])
 @pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode, base64.encodebytes])
 @pytest.mark.parametrize("secret", [KEY, PLAIN])
