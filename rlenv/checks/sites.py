@@ -425,7 +425,8 @@ def check_shown(subject: Subject) -> Iterator[Finding]:
             column = shown[0]
             yield subject.say("gold-in-prompt/column", path, column, golds[column], find=f"task.{column}")
             return
-    made_of = {name: {*re.findall(r"\btask\.(\w+)", str(gold_in(one)))} for name, one in spec.rewards.items()}
+    made_of = {name: {*re.findall(r"\btask\.(\w+)", str(gold_in(one)))} for name, one in spec.rewards.items()
+               if kind_of("rewards", one).reads_answer}  # who has to act may be told all of it  # fmt: skip
     for path, text in [one for one in read if one[0][0] == "user"]:
         told = {*re.findall(r"\btask\.(\w+)", text)}
         for name in [name for name, columns in made_of.items() if len(columns) > 1 and columns <= told][:1]:

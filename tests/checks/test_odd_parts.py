@@ -761,7 +761,10 @@ added("gold-in-prompt", [{**TESTED, "prompt": {"user": "{{ task.question }} Such
 PARTS = {**rows(land=["Peru", "Spain"]), **rule("exact_match", expect="{{ task.answer }}, {{ task.land }}"),
          "oracle": [{"say": "<answer>{{ task.answer }}, {{ task.land }}</answer>"}]}  # fmt: skip
 added("gold-in-prompt", [{**PARTS, "user": {"kind": "scripted", "replies": ["{{ task.answer }} in {{ task.land }}."]}}],
-      [{**PARTS, "user": {"kind": "scripted", "replies": ["It is in {{ task.land }}."]}}])  # fmt: skip
+      [{**PARTS, "user": {"kind": "scripted", "replies": ["It is in {{ task.land }}."]}},
+       {**PARTS, "oracle": None, "user": {"kind": "scripted", "replies": ["{{ task.answer }} in {{ task.land }}."]},
+        **tool("find", {"name": "{{ task.answer }}"}), "rewards": {"right": {"kind": "rule", "rule": "calls_match",
+        "expect": '[{"name": "find", "arguments": {"name": "{{ task.answer }} {{ task.land }}"}}]'}}}])  # fmt: skip
 
 CASES = [pytest.param(code, is_odd, index, marks=[pytest.mark.sandbox] if code == "odd-file" else [])
          for code, sides in RELATIONS.items()
