@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -174,9 +174,9 @@ class Environment:
                 await scope.aclose()
         finally:
             for resource in self.parts.resources.values():
-                getattr(resource, "forget", lambda: None)()
-            await self._stack.aclose()
-            self.executor.close()
+                self._stack.callback(getattr(resource, "forget", lambda: None))  # each whatever the others do
+            with closing(self.executor):
+                await self._stack.aclose()
 
     def scope(self) -> Scope:
         """Things that tools keep for as long as the environment; closed with it."""

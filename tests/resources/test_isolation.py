@@ -9,6 +9,7 @@ import random
 import sqlite3
 import sys
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,3 +153,27 @@ def test_the_file_behind_the_copies_is_as_it_was(environment: Environment) -> No
     file: Path = environment.loaded.base_of("resources") / "words.sqlite"
     with closing(sqlite3.connect(file)) as raw:
         assert raw.execute("SELECT word FROM said").fetchall() == [("start",)]
+
+
+@pytest.mark.parametrize("fails", ["first", "second"])
+def test_what_forgetting_raises_reaches_who_closes_and_keeps_nothing_else_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    text = SPEC.partition("resources:")[0]
+    text += "resources: {first: {kind: sqlite, path: a.sqlite}, second: {kind: sqlite, path: a.sqlite}}\n"
+    text += "rewards: {answered: {kind: rule, rule: answered}}\n"
+    (tmp_path / "spec.yaml").write_text(text, encoding="utf-8")
+    sqlite3.connect(tmp_path / "a.sqlite").close()
+    used, log = load(tmp_path / "spec.yaml"), list[str]()
+
+    async def main() -> None:
+        for name, resource in used.parts.resources.items():
+            failing = partial(log.index, name) if name == fails else partial(log.append, name)
+            monkeypatch.setattr(resource, "forget", failing)
+        used._stack.callback(log.append, "the rest")
+        monkeypatch.setattr(used.executor, "close", partial(log.append, "calls"))
+        with pytest.raises(ValueError, match=fails):
+            await used.aclose()
+
+    asyncio.run(main())
+    assert sorted(log) == sorted({"first", "second", "the rest", "calls"} - {fails})
