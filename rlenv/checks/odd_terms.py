@@ -206,9 +206,8 @@ def _of_any_text(subject: Subject, path: str, spec: RewardSpec, rule: str) -> It
         if all((made.fullmatch if getattr(spec, "full", False) else made.search)(text) for text in _TEXTS):
             yield subject.say("any-answer/pattern", f"{path}.pattern")
         # What stands in capitals alone is a sign between author and model, which nobody comes upon.
-        word = re.sub(r"\(\?\w+\)|\\[bAzZ]|[\^$]", "", pattern)
-        is_sign = re.fullmatch(r"[A-Z]{3}[A-Z _-]*", word) is not None
-        if is_sign and word not in f"{fixed_text(subject)} {[row for _, row in subject.each(50)]}":
+        word, told = re.sub(r"\\[bAzZ]|[\^$]", "", pattern), [row for _, row in subject.each(50)]
+        if re.fullmatch(r"[A-Z]{3}[A-Z _-]*", word) and word not in f"{fixed_text(subject)} {told}":
             yield subject.say("untold-name/keyword", f"{path}.pattern", word)
     open_keys = {"type", "properties", "title", "description", "$schema"}
     is_open = schema.get("type") == "object" and schema.get("properties") and schema.keys() <= open_keys

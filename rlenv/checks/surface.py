@@ -354,8 +354,9 @@ def _scale(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     key, rubric = getattr(spec, "key", "score"), [text for _, text in strings_in(document.get(f"{path}.rubric"), ())]
     steps = [float(step) for text in rubric for step in PATTERNS.step.findall(text)]
     spans = [(float(a), float(b)) for a, b in PATTERNS.from_to.findall(f"{prompt} {' '.join(rubric)}")]
-    other = PATTERNS.from_to if getattr(spec, "pairwise", None) is not None else PATTERNS.yes_or_no
-    if (found := other.search(prompt)) is not None and getattr(spec, "schema_", None) is None:
+    is_pair = getattr(spec, "pairwise", None) is not None
+    found = (PATTERNS.from_to if is_pair else PATTERNS.yes_or_no).search(prompt)
+    if found is not None and (is_pair or not spans) and getattr(spec, "schema_", None) is None:
         yield subject.say("other-scale/form", f"{path}.prompt", found[0])
         return
     value = (getattr(spec, "schema_", None) or {}).get("properties", {}).get(key, {})

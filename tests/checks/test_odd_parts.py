@@ -714,7 +714,8 @@ added("answer-form", [{**HASHES, "prompt": {"system": "Put it in \\boxed{}.", "u
 REFUSED = {"none": {"kind": "rule", "rule": "regex", "pattern": "\\bNONE\\b", "gate": "right < 1", "weight": 0.1}}
 REFUSING = {"rewards": {"right": EXACT, **REFUSED}, "success": "right >= 1"}
 added("untold-name", [{**REFUSING, **system("Write UNKNOWN where there is none.")}],
-      [{**REFUSING, **system("Write NONE where there is none.")},
+      [{**REFUSING, **system("Write NONE where there is none.")}, {**REFUSING, "rewards": {
+        "right": EXACT, "none": REFUSED["none"] | {"pattern": "(?i)\\bNONE\\b"}}},
        {"rewards": {"right": EXACT, "none": REFUSED["none"] | {"weight": -0.1}}, "success": "right >= 1"}])  # fmt: skip
 MINUTES = rows(question=["How many minutes is A away?", "How many minutes is B away?"], answer=[60, 90])
 HALVES, TIMES = rows(answer=[2.5, 3.25]), rows(answer=["10:15", "11:30"])
@@ -753,7 +754,9 @@ added("other-scale", [{**PAIRED, "rewards": {"right": EXACT, "good": {"kind": "j
       [{**PAIRED, "rewards": {"right": EXACT, "good": {"kind": "judge", "endpoint": "m", "weight": 0.1,
        "pairwise": {"with": "{{ task.answer }}"}, "prompt": PAIR.replace("SAID", "which is clearer?")}}}])  # fmt: skip
 YES = PAIRED["rewards"]["good"] | {"prompt": "Answer yes or no: does {{ message }} answer {{ task.question }}?"}
-added("other-scale", [{**PAIRED, "rewards": {"right": EXACT, "good": YES}}], [])
+TOLD = YES | {"prompt": "It had to answer yes or no to {{ task.question }}: {{ message }}. Score it from 1 to 5."}
+added("other-scale", [{**PAIRED, "rewards": {"right": EXACT, "good": YES}}],
+      [{**PAIRED, "rewards": {"right": EXACT, "good": TOLD}}])  # fmt: skip
 TESTED = {"answer": {"from": "final_message"}, "oracle": None, **rows(tests=["assert f(1) == 2\nassert f(2) == 3"] * 2),
           "rewards": {"right": {"kind": "tests", "programs": "{{ task.tests }}\n"}}}  # fmt: skip
 added("gold-in-prompt", [{**TESTED, "prompt": {"user": "{{ task.question }} Such that {{ task.tests + '' }}"}}],
