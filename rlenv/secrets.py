@@ -117,9 +117,9 @@ def _spellings(value: str) -> dict[str, tuple[str, ...]] | None:
         # Of the first and the last character some bits may belong to a neighbour: they are left.
         coded = base64.b64encode(bytes(offset) + data).decode()
         core = coded[(0, 2, 3)[offset] : (offset + len(data)) * 8 // 6]
-        half = len(core) // 2
-        # A line may end in one of the halves.
-        probes = (_runs(core[:half])[:1], _runs(core[half:])[:1])
+        half = min(len(core) // 2, 30)
+        # A line may end in one of the halves, and lines of 60 characters and more in no second place of the two.
+        probes = (_runs(core[:half])[:1], _runs(core[half : 2 * half])[:1])
         found[r"(?:\r?\n)?".join(_BASE64.get(c, c) for c in core)] = (*probes[0], *probes[1]) if all(probes) else ()
     return found
 

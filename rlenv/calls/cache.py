@@ -197,9 +197,7 @@ class CallCache:
         landed = flight.result()
         if isinstance(landed, ToolFailed):
             raise ToolFailed(landed.text, reason=landed.reason, details=landed.details, whose=landed.whose)
-        if landed is None:
-            return await run(), False
-        return unpack(landed), True
+        return (await run(), False) if landed is None else (unpack(landed), True)
 
     async def _lead(
         self, flight_key: tuple[int, bytes], key: bytes, store: Store, run: Callable[[], Awaitable[ToolOutput]]

@@ -300,6 +300,9 @@ class Seating:
         try:
             name = self._players.next.text(resources=self.first.resources, vars=self.first.environment.spec.vars)
         except TemplateError as error:
+            if self._log and error.is_unfit and "resources" in self._players.next.names:
+                self.leave()  # a player's calls may have done it: it is nobody's turn, and all are scored
+                return None
             raise EpisodeError(f"user.next cannot be written: {error}", reason="user") from error
         if (name := name.strip()) and name not in self._names:
             raise EpisodeError(f"user.next gives '{name}'; the players are {', '.join(self._names)}", reason="user")

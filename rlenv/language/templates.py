@@ -160,9 +160,7 @@ class Template:
                 spans.append((at, at + len(piece)))
             plain.append(piece)
             at += len(piece)
-        if "".join(plain) != text:
-            return text, ()
-        return text, _joined(spans)
+        return text, _joined(spans) if "".join(plain) == text else ()
 
     def text(self, **values: Any) -> str:
         """The rendered text.

@@ -79,8 +79,12 @@ def compile_for_context(value: Any, *, where: str, names: frozenset[str] = _NAME
         try:
             return fill(**values)
         except TemplateError as error:
-            if error.is_unfit and any(_fails_by_policy(template, values) for template in over_policy):
-                raise UnfitAnswer(f"{where}: what the policy left does not fit: {error}") from error
+            if error.is_unfit and (unfit := [one for one in over_policy if _fails_by_policy(one, values)]):
+                said, key = f"{where}: what the policy left does not fit: {error}", (where, unfit[0].source, "")
+                if "resources" in unfit[0].names and key not in _logged:
+                    _logged.add(key)  # once: a word of the template may be misspelt
+                    _log.warning("a term counts as 0 where it cannot be read: %s (%s)", said, unfit[0].source)
+                raise UnfitAnswer(said) from error
             raise RewardError(f"{where}: {error}") from error
 
     return filled
@@ -119,13 +123,15 @@ def compile_accepted(expect: Any) -> Callable[[RewardContext], tuple[Any, ...]]:
     be scored, and is never a wrong answer of the policy's.
     """
     fill = compile_for_context(expect, where="expect", names=frozenset(("task", "vars", "resources")))
+    is_left = any("resources" in template_of(text, key=key, names=_NAMES).names for key, text in texts_at("", expect))
 
     def accepted(context: RewardContext) -> tuple[Any, ...]:
         value = fill(context)
         values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
         if not values or any(one is None for one in values):
             found = f"the task gives no value for '{expect}'" if expect else "there is no gold value"
-            raise RewardError(f"expect: {found} (found {value if value is None else list(values)!r:.80})")
+            said = f"expect: {found} (found {value if value is None else list(values)!r:.80})"
+            raise UnfitAnswer(said) if is_left else RewardError(said)
         return values
 
     return accepted
@@ -364,9 +370,6 @@ def _value(name: str, spec: ValueRuleSpec, context: TermCompileContext) -> Term:
         try:
             found = fill(context)
         except UnfitAnswer as error:
-            if "resources" in of_the_policy and (key := (name, spec.value, "")) not in _logged:
-                _logged.add(key)  # once: a word of the template may be misspelt
-                _log.warning("rewards.%s counts as 0 where it cannot be read: %s", name, error)
             return Measured(0.0, str(error))
         found = found.item() if getattr(found, "shape", None) == () else found  # NumPy's numbers and truths
         if of_the_policy and found is not None and not _is_bounded(found):

@@ -31,7 +31,7 @@ from rlenv.language.kinds import Kind
 from rlenv.language.requirements import sandbox
 from rlenv.language.spec import Bool, Float, Int, RewardSpec, Text
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
-from rlenv.rewards.rule import NO_ANSWER, UnfitAnswer, compile_for_context, where_answer
+from rlenv.rewards.rule import NO_ANSWER, compile_for_context, where_answer
 from rlenv.rewards.rules.text import is_near
 from rlenv.tools.trials import Trials, TrialVerdict, check_sandbox, encoded, opened
 
@@ -321,10 +321,7 @@ class _Tests:
         before, after = (_program(text) for text in self.around(context))
         if context.answer is None and self.reads_answer:
             return NO_ANSWER
-        try:
-            code = str(self.code(context))
-        except UnfitAnswer as error:
-            return Measured(0.0, str(error))
+        code = str(self.code(context))
         if self.spec.block == "last":
             code = await asyncio.to_thread(last_block, code) if len(code) > _LONG else last_block(code)
         if len(code) > _MAX_CODE:

@@ -286,17 +286,15 @@ def compile_filling(
         _check(text, key=place, parameters=parameters)
         check_resources(text, key=place, resources=resources)
     marked, with_secrets = set_aside(value)
-    fill, reads_call = (
-        templates.compile_value(marked),
-        any("args" in templates.compile_template(text).names for text in templates.texts_in(value)),
-    )
+    fill = templates.compile_value(marked)
+    names = {name for text in templates.texts_in(value) for name in templates.compile_template(text).names}
 
     def filled(*, args: Any, task: Any, resources: Any = _NO_RESOURCES) -> Any:
         try:
             return with_secrets(fill(args=args, task=task, resources=resources, vars=vars))
         except templates.TemplateError as error:
-            if not reads_call:
-                raise
+            if "args" not in names and not (error.is_unfit and "resources" in names):
+                raise  # what earlier calls have left in resources is the policy's too
             raise ToolFailed("the request cannot be written with these arguments", reason="bad_arguments") from error
 
     return filled

@@ -160,6 +160,36 @@ def test_a_number_that_cannot_be_read_of_what_is_left_is_worth_nothing(read: str
         is_well(play(environment, *calls), read)
 
 
+GOLDS: tuple[dict[str, Any], ...] = (
+    *({"kind": "rule", "rule": rule} for rule in ("exact_match", "numeric_match", "f1", "math_equal", "json_match")),
+    {"kind": "verify", "tool": "add", "arguments": {"expression": "{{ answer }}"}, "expect": {"value": "LEFT"}},
+    {"kind": "rule", "rule": "calls_match", "expect": [{"name": "leave", "arguments": {"which": "LEFT"}}]},
+)
+
+
+@pytest.mark.parametrize("rule", GOLDS, ids=lambda rule: rule.get("rule", "verify"))
+def test_a_gold_value_that_is_not_in_what_is_left_is_worth_nothing(rule: Any, make_environment: Make) -> None:
+    for read in ("left.points[-1]", "left.points | default([])")[: 1 + (rule.get("rule") == "exact_match")]:
+        written = json.dumps({"expect": "LEFT", **rule}).replace("LEFT", "{{ resources.desk." + read + " }}")
+        rewards = {"gold": json.loads(written)}
+        environment = make_environment(SPEC, tools=TOOLS, tools__add={"kind": "calculator"}, rewards=rewards)
+        for which in ("list", "none", "mapping"):
+            found = play(environment, ToolCall("leave", {"which": which}))
+            is_well(found, str(rule), read, which)
+            assert found.reward.total == 0
+
+
+def test_a_request_that_what_is_left_does_not_fit_is_the_policys(make_environment: Make) -> None:
+    """Behind a template, code that fails is not."""
+    for read, whose in (("left.points[-1]", "policy"), ("away", "infrastructure")):
+        tool = {"kind": "command", "command": ["echo", "{{ resources.desk." + read + " }}"], "parameters": {}}
+        called = {"kind": "rule", "rule": "tool_called", "tool": "tell"}
+        environment = make_environment(SPEC, tools=TOOLS, tools__tell=tool, rewards={"called": called})
+        found = play(environment, ToolCall("leave", {"which": "list"}), ToolCall("tell", {}))
+        assert found.turns[1].results[0].whose == whose
+        assert found.reward.total == (0 if whose == "policy" else None)
+
+
 @pytest.mark.parametrize(("read", "said"), [("result.vlaue.done", "did you mean 'value'"), ("result.zq", "it has: ")])
 def test_a_part_that_no_result_has_is_a_fault_of_the_spec(read: str, said: str, make_environment: Make) -> None:
     with pytest.raises(SpecError, match=re.escape(f"a result has no '{read.split('.')[1]}'")) as error:

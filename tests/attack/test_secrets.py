@@ -8,6 +8,7 @@ import html
 import io
 import json
 import logging
+import random
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -129,6 +130,18 @@ def test_base64_is_found_at_every_offset_but_for_its_ends(before: str, encode: o
     found = redact(coded)
     assert "${env:RLENV_TEST_" in found
     assert len(found.partition("${env:")[2].partition("}")[2].strip()) <= 8
+
+
+@pytest.mark.parametrize("width", [60, 64, 76, 77])
+@pytest.mark.parametrize("length", [150, 524, 1_700])
+def test_base64_of_a_long_secret_is_found_in_lines(monkeypatch: pytest.MonkeyPatch, length: int, width: int) -> None:
+    monkeypatch.setenv("RLENV_TEST_WORDS", secret := random.Random(length).randbytes(length).hex()[:length])
+    resolve("${env:RLENV_TEST_WORDS}")
+    for before in ("", "u", "user:"):
+        coded = base64.b64encode((before + secret).encode()).decode()
+        found = redact("\n".join(coded[at : at + width] for at in range(0, len(coded), width)))
+        assert "${env:RLENV_TEST_WORDS}" in found
+        assert len(found) < 40
 
 
 @settings(max_examples=200, deadline=None)
