@@ -319,7 +319,7 @@ def _outcome(
     status, cpu_s = answer["status"], answer["cpu_s"]
     if status == -signal.SIGXCPU or (status == -signal.SIGKILL and cpu_s >= spec.time_s):
         return Outcome(output, error=late, reason="timeout")
-    if status == -signal.SIGKILL:  # no code can do that to itself
+    if -status in (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM):  # no code can do that to itself
         return Outcome(output, error="the code's process was killed from outside; try again", reason="worker")
     found = read_result(said, token) if status == 0 else None
     if found is None:

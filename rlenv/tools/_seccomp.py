@@ -33,7 +33,7 @@ _RECENT = 424
 _CLONE_THREAD = 0x00010000
 _CLONE_NEW = 0x7E020080  # namespaces of any kind
 _MAP_HUGETLB = 0x00040000
-_STOPS = (9, 19, 20, 21, 22)  # KILL, STOP, TSTP, TTIN, TTOU
+_STOPS = (1, 2, 9, 15, 19, 20, 21, 22)  # HUP, INT, KILL, TERM, STOP, TSTP, TTIN, TTOU
 _FCNTL = (*range(8), 36, 37, 38, 1030, 1032, 1034)  # neither owners and signals of a descriptor, nor sizes of pipes
 _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
 # TIOCSTI, TIOCLINUX and the flags of an inode.
@@ -89,7 +89,7 @@ def _none_of(argument: int, values: Iterable[int], *, error: int = _EPERM) -> by
 
 
 def _own_signal(signal: int) -> bytes:
-    """The process itself, and nothing that would stop or kill it: how it ended says whose doing that was."""
+    """The process itself, and nothing that others stop or kill it by: how it ended says whose doing that was."""
     return _load(0) + _unless_equal(OWN_PID, _REFUSED) + _none_of(signal, _STOPS)
 
 

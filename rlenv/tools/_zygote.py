@@ -65,7 +65,7 @@ def check(status: int) -> None:
 def serve() -> None:
     """Answers requests until the other end of the socket is closed."""
     host = socket.socket(fileno=0)
-    # Process 1 gets no signal that it has no handler for; Python's own for SIGINT would be one.
+    # Process 1 gets no signal that it has no handler for, and code is ended by one: Python's own is for SIGINT.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     LIBC.prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: no process of the same user may look into this one
     with open("/setting", "rb") as file:
@@ -188,7 +188,6 @@ def run(descriptors: list[int], begin: int, null: int, program: bytes, setting: 
     os.closerange(3, CHANNEL)
     os.closerange(65, 256)
     os.chdir(FOLDER)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     limits = {
         resource.RLIMIT_AS: (wanted["memory"],) * 2,
         # A second belt: who asked looks first.
