@@ -208,14 +208,17 @@ async def run_again(code: Lost, tools: Mapping[str, Tool], context: RewardContex
 
     Its own where nobody can tell: its policy brings losses about as it likes (`busy`), and would be masked by it.
     """
-    lost = [one for one in _of_code(code, tools) if one.arguments is not None]
+    lost = {id(one.arguments): one for one in _of_code(code, tools) if one.arguments is not None}
     if not lost or code.result.outcome == "ok" or code.arguments is None or tools[code.tool].mutates:
         return code.result
+    # What code fails over is the last one that it made: others it has caught, such as what is refused each time.
+    made = (id(one.get("arguments")) for one in (code.result.details or {})["calls"] if isinstance(one, Mapping))
+    last = [lost[at] for at in made if at in lost][-1]
     token = asked_again.set(code.result.reason or code.result.outcome)
     try:
         async with asyncio.timeout(limit.left_s):
             with running_under(limit):
-                if (await settled(lost[-1], tools.get(lost[-1].tool), context)).outcome == "ok":
+                if (await settled(last, tools.get(last.tool), context)).outcome == "ok":
                     run = await context.call(code.tool, code.arguments)
                     return await _with_its_calls(replace(code, result=run), tools, context)
     except (EpisodeError, TimeoutError) as error:

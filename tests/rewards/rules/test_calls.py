@@ -151,6 +151,8 @@ def ran(*made: tuple[str, str, str], reason: str = "") -> ToolResult:
 WHOLE = ran(*(("work", q, "ok") for q in "abc"))
 ENDED = ran(("work", "a", "unclear"), reason="server_error")
 BY_OTHER = ran(("other", "a", "infrastructure"), reason="server_down")
+CAUGHT = ran(("work", "gone", "unclear"), ("work", "a", "infrastructure"), reason="server_down")
+"""Code that caught what fails by itself, before an outage ended it."""
 
 
 @dataclass
@@ -191,11 +193,11 @@ def worth(server: Server, *results: ToolResult, tools: Mapping[str, Tool] = TOOL
 
 
 @pytest.mark.parametrize(("keys", "made"), LEAST)
-@pytest.mark.parametrize("ended", [ENDED, BY_OTHER])
+@pytest.mark.parametrize("ended", [ENDED, BY_OTHER, CAUGHT])
 def test_calls_that_code_never_made_as_an_outage_ended_it_count_for_the_least(
     keys: dict[str, Any], made: int, ended: ToolResult
 ) -> None:
-    server = Server()
+    server = Server(fails={"gone": "server_error"})
     assert worth(server, ended, min=made, **keys) == 1.0
     assert server.runs == 1
     assert worth(Server(), ended, min=made + 1, **keys) == 0.0
