@@ -178,8 +178,7 @@ def _compile(name: str, spec: VerifySpec, context: TermCompileContext) -> Term:
     is_call = expect.arguments is not None
     if is_call == ("value" in expect.model_fields_set):
         raise UsageError("give either arguments or value", key="expect", hint="name one of them")
-    kinds = ("python", "sql") if tool.kind == "python" and tool.depends_on == "episode" else ()
-    others = (one for one in context.tools.values() if one.kind in kinds or one.entry == tool.entry != "")
+    others = (one for one in context.tools.values() if one.entry == tool.entry != "" or one.resources & tool.resources)
     if is_call and (one := next((one for one in (tool, *others) if one.mutates), None)):
         message = f"'{one.name}' changes state, so the policy could choose what a gold call of '{spec.tool}' gives"
         raise UsageError(message, key="expect", hint="expect a value, or use kind: state")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -181,19 +182,19 @@ class Tool:
         thread: sync and possibly blocking: called in the bounded thread pool, abandoned at its timeout.
 
     `idempotent` is true where a call may be repeated without harm; only then is it retried or its result kept.
-    `may_write` is true where such a call may change what a server holds all the same, as a deletion does.
-    `depends_on` says what equal results need beside equal arguments: nothing, an equal task, or the same episode.
-    `identity` stands for what the tool is made of beside its entry in the spec (a function's source): a cache on disk
-    forgets what was kept under another. `reaches_out` is true where a call leaves the environment (a service, a model):
-    such a call is not taken again to restore what an episode left, and a replay answers it from its tape. `shares` says
-    what keeps its state for several episodes ("" where nothing does), so that no episode alone leaves it. `about` says
-    what stands behind the tool, as JSON, for the lock of a run: a server's name and version. The compiler sets `kind`,
-    `example` and `policy` from the entry, and `entry`, the key under `tools`, `options`, what of the entry decides the
-    answer to a call (see `rlenv.calls.toolsets`), and `digest`: what the tool is made of (`identity` too), equal
-    wherever the files of the spec stand. `pool` names what counts its calls with those of other
-    tools: limits, breaker and kept results of tools that rows declare are their entry's. `ends` is None for a tool that
-    never ends an episode. Arguments
-    that do not fit are handed to one that is not strict.
+    `may_write` is true where such a call may change what a server holds all the same, as a deletion does. `depends_on`
+    says what equal results need beside equal arguments: nothing, an equal task, or the same episode; `resources` names
+    those that its entry reads or changes. `identity` stands for what the tool is made of beside its entry in the spec
+    (a function's source): a cache on disk forgets what was kept under another. `reaches_out` is true where a call
+    leaves the environment (a service, a model): such a call is not taken again to restore what an episode left, and a
+    replay answers it from its tape. `shares` says what keeps its state for several episodes ("" where nothing does), so
+    that no episode alone leaves it. `about` says what stands behind the tool, as JSON, for the lock of a run: a
+    server's name and version. The compiler sets `kind`, `example` and `policy` from the entry, and `entry`, the key
+    under `tools`, `options`, what of the entry decides the answer to a call (see `rlenv.calls.toolsets`), and `digest`:
+    what the tool is made of (`identity` too), equal wherever the files of the spec stand. `pool` names what counts its
+    calls with those of other tools: limits, breaker and kept results of tools that rows declare are their entry's.
+    `ends` is None for a tool that never ends an episode. Arguments that do not fit are handed to one that is not
+    strict.
     """
 
     name: str
@@ -207,6 +208,7 @@ class Tool:
     idempotent: bool = False
     may_write: bool = False
     depends_on: DependsOn = "episode"
+    resources: frozenset[str] = frozenset()
     identity: str = ""
     entry: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -255,7 +257,9 @@ class ToolFactory(Protocol):
 
 def common(spec: ToolSpec, *, idempotent: bool = False) -> dict[str, Any]:
     """The fields that every kind hands from its spec to its Tool; `idempotent` is the kind's default."""
+    named = (*re.findall(r"\bresources\.(\w+)", repr(spec)), *getattr(spec, "inject", ()))
     return {
+        "resources": frozenset((*named, getattr(spec, "resource", ""))) - {"task", "context", ""},
         "timeout_s": spec.timeout_s,
         "concurrency": spec.concurrency,
         "mutates": spec.mutates,

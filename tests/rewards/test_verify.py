@@ -326,19 +326,17 @@ def test_a_gold_call_of_a_tool_that_changes_state_is_refused() -> None:
 
 
 LOOK, PUT = replace(QUERY, entry="look"), replace(QUERY, name="put", mutates=True)
-MCP, PYTHON = {"kind": "mcp", "entry": "server"}, {"kind": "python"}
 
 
 @pytest.mark.parametrize(
     ("tool", "beside", "is_refused"),
     [
-        (PYTHON, {"kind": "python", "entry": "put"}, True),
-        (PYTHON, {"kind": "sql", "entry": "put"}, True),
-        (PYTHON, {"kind": "python", "entry": "put", "mutates": False}, False),
-        (PYTHON, {"kind": "mcp", "entry": "put"}, False),
-        ({"kind": "python", "depends_on": "task"}, {"kind": "python", "entry": "put"}, False),
-        (MCP, MCP, True),
-        (MCP, {"kind": "mcp", "entry": "other"}, False),
+        ({"resources": {"book"}}, {"resources": {"book", "pad"}}, True),
+        ({"resources": {"book"}}, {"resources": {"book"}, "mutates": False}, False),
+        ({"resources": {"book"}}, {"resources": {"pad"}}, False),
+        ({}, {}, False),
+        ({"entry": "server"}, {"entry": "server"}, True),  # of one MCP server
+        ({"entry": "server"}, {"entry": "other"}, False),
     ],
 )
 def test_no_gold_call_gives_what_the_policy_could_change(tool: Any, beside: Any, is_refused: bool) -> None:
