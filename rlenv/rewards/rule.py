@@ -387,9 +387,8 @@ def _counted(found: Any, context: RewardContext) -> Any:
     if isinstance(found, float) and found == found:
         return max(-_LARGEST, min(found, _LARGEST))
     totals = [getattr(one, "total", None) for one in context.resources.values()]
-    if not isinstance(found, (str, list, Mapping, float)) or any(type(one) is float and one != one for one in totals):
-        return found  # of the author's own type; or a world does not know what its last step paid
-    return None
+    is_known = not any(type(one) is float and one != one for one in totals)  # what a world's last step paid
+    return None if is_known and isinstance(found, (str, list, Mapping, float, complex)) else found
 
 
 _LARGEST: Final = 1e100  # of a policy's own numbers: sums, means and squares over a group stay finite

@@ -31,6 +31,8 @@ from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
 
 _PATH = "/usr/local/bin:/usr/bin:/bin"
 _SHOWN_ERRORS = 300
+_KILLED = (-signal.SIGHUP, -signal.SIGINT, -signal.SIGKILL, -signal.SIGTERM, 128 + signal.SIGKILL, 128 + signal.SIGTERM)
+"""Statuses of what was killed, perhaps from outside; 128 and the number is how a shell says it of what it ran."""
 _NUMBER = re.compile(r"-([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _FILLED = re.compile(r"\{\{.*?\}\}|\{%")
 _RESOURCE = re.compile(r"\{\{\s*(?:resources|vars)\.[\w.]+\s*\}\}$")
@@ -169,9 +171,7 @@ def _answer(ended: Ended, program: str, folder: str, spec: CommandSpec) -> ToolO
     if ended.is_flood:
         raise ToolFailed(f"{name} wrote more than {spec.max_bytes} bytes and was stopped", reason="too_large")
     if ended.code not in spec.expect:
-        # 128 and the number is how a shell says that what it ran was killed.
-        was_killed = any(ended.code in (-number, 128 + number) for number in (signal.SIGKILL, signal.SIGTERM))
-        reason = "killed" if was_killed else "disk_full" if is_disk_full(folder) else "failed"
+        reason = "killed" if ended.code in _KILLED else "disk_full" if is_disk_full(folder) else "failed"
         raise ToolFailed(f"{name} {_how(ended.code)}{_shown(ended.errors, folder)}", reason=reason)
     text = ended.output.decode("utf-8", errors="replace").removesuffix("\n")
     return ToolOutput(text or "(no output)", text)
@@ -179,14 +179,10 @@ def _answer(ended: Ended, program: str, folder: str, spec: CommandSpec) -> ToolO
 
 def _how(code: int) -> str:
     # A shell that executes gives 128 + signal where it waited; a program of its own the negative signal.
-    number = -code if code < 0 else 0
-    if number == signal.SIGXCPU:
-        return "used up its CPU time"
-    if number == signal.SIGXFSZ:
-        return "wrote a file beyond the limit"
-    if number:
-        return f"was killed by {signal.Signals(number).name}" if number in set(signal.Signals) else "was killed"
-    return f"ended with status {code}"
+    if code >= 0:
+        return f"ended with status {code}"
+    told = {-signal.SIGXCPU: "used up its CPU time", -signal.SIGXFSZ: "wrote a file beyond the limit"}.get(code)
+    return told or f"was killed by {signal.Signals(-code).name if -code in set(signal.Signals) else code}"
 
 
 def _shown(errors: bytes, folder: str) -> str:

@@ -431,7 +431,6 @@ BWRAP, FORKS, CODE = 0, 1, 2
         # What supervisors send to all processes of a service that is to end.
         (signal.SIGTERM, CODE, "worker"),
         (signal.SIGINT, CODE, "worker"),
-        (signal.SIGHUP, CODE, "worker"),
         (signal.SIGSTOP, CODE, "stalled"),
         (signal.SIGSTOP, FORKS, "stalled"),
     ],

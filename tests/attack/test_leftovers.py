@@ -40,6 +40,7 @@ def nested(depth):
 LEFT = {
     "none": None, "mapping": {}, "list": [], "nested": nested(200), "deep": nested(5_000), "nan": float("nan"),
     "inf": float("inf"), "minus inf": float("-inf"), "minus zero": -0.0, "huge": 10**400, "long": 10**5_000,
+    "minus one": -1,
     "surrogate": "\\ud800", "nul": "\\0", "text": "x" * 5_000_000, "keys": dict.fromkeys(map(str, range(300_000))),
     "bytes": b"\\xff", "true": True, "float32": np.float32("nan"), "int64": np.int64(3), "array": np.zeros(3),
     "no array": np.zeros(0), "date": datetime.date(2020, 1, 1), "template": "{{ 1 / 0 }}", "set": {1}, "key": {(1,): 1},
@@ -102,7 +103,7 @@ limits: {turns: 4}
 READS = (
     "LEFT.done", "LEFT", "LEFT[0]", "LEFT.points[-1]", "LEFT == 3", "LEFT > 3", "LEFT * 1.0", "1 / LEFT", "LEFT + 'x'",
     "LEFT | length", "LEFT | sum", "LEFT | int", "LEFT | tojson", "LEFT.items() | list", "not LEFT", "LEFT | first",
-    "'{:.2f}'.format(LEFT)", "(LEFT | e) % 3", "LEFT | boxed",
+    "'{:.2f}'.format(LEFT)", "(LEFT | e) % 3", "LEFT | boxed", "LEFT ** 0.5",
 )  # fmt: skip
 
 

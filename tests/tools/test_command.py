@@ -196,6 +196,9 @@ def test_a_failing_program_shows_a_short_reason_without_its_folder() -> None:
     assert run(["sh", "-c", "kill -TERM $$"]).text == "sh was killed by SIGTERM"
     reasons = [run(["sh", "-c", f"kill -{name} $$"]).reason for name in ("KILL", "TERM", "USR1")]
     assert reasons == ["killed", "killed", "failed"]
+    ends = "import os, signal, sys; n = int(sys.argv[1]); signal.signal(n, signal.SIG_DFL); os.kill(os.getpid(), n)"
+    reasons = [run([sys.executable, "-c", ends, str(number)]).reason for number in (1, 2, 10)]
+    assert reasons == ["killed", "killed", "failed"]
     assert run(["sh", "-c", "sh -c 'kill -KILL $$'; exit $?"]).reason == "killed"
     assert len(run(["sh", "-c", "yes error | head -c 5000 >&2; exit 1"]).text) < 400
 

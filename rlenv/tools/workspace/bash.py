@@ -151,7 +151,7 @@ class _Files(_Tool):
     async def run(self, arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
         command, path = arguments["command"], arguments["path"]
         lacking = [key for key in _NEEDED[command] if key not in arguments]
-        if lacking or not path or "\0" in path:
+        if lacking or not 0 < len(path) <= 4_096 or "\0" in path:
             needed = f"{command} needs {' and '.join(lacking)}" if lacking else "path: expected a path"
             raise ToolFailed(needed, reason="bad_arguments")
         if command == "create":

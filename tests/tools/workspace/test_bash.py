@@ -80,6 +80,7 @@ def test_a_file_keeps_its_mode_and_may_be_long(reachable: Path) -> None:  # noqa
     [
         ("view", "none", {}, "there is no file 'none'"),
         ("view", "", {}, "expected a path"),
+        ("view", "'" * 4_097, {}, "expected a path"),
         ("view", "two", {"view_range": [2, 5]}, "the file has 2 lines; found [2, 5]"),
         ("create", "two", {}, "create needs file_text"),
         ("create", "/app", {"file_text": ""}, "'/app' is a folder"),
