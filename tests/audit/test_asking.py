@@ -10,6 +10,7 @@ import pytest
 import rlenv
 from rlenv.audit.report import AuditReport
 from rlenv.audit.run import audit
+from rlenv.errors import SpecError
 from tests.support.planted import WORDS, plant, rows_of
 
 TOOLS = '''
@@ -76,14 +77,8 @@ def test_a_table_that_is_empty_gives_what_is_counted_in_it(tmp_path: Path, table
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("expect", "holes"),
-    [
-        ("{arguments: {filter: '{{ task.answer }}'}}", ["emptied_state"]),
-        ("{value: '{{ task.found }}'}", []),
-    ],
-)
-def test_a_state_that_is_empty_finds_what_every_filter_finds(tmp_path: Path, expect: str, holes: list[str]) -> None:
+def test_a_value_that_is_expected_of_a_state_is_no_hole(tmp_path: Path) -> None:
+    """A gold call would find what every filter finds, once the state is empty: it is refused before."""
     towns = [f"{word}ton" for word in WORDS[:24]]
     rows = rows_of(
         24,
@@ -97,7 +92,7 @@ def test_a_state_that_is_empty_finds_what_every_filter_finds(tmp_path: Path, exp
     path = plant(
         tmp_path,
         {"train": rows},
-        rule=RULE.replace("EXPECT", expect),
+        rule=RULE.replace("EXPECT", "{value: '{{ task.found }}'}"),
         more=MORE,
         tools=TOOLS,
         call="{find: {filter: '{{ task.answer }}'}}",
@@ -107,7 +102,12 @@ def test_a_state_that_is_empty_finds_what_every_filter_finds(tmp_path: Path, exp
         async with rlenv.load(path) as environment:
             return await audit(environment)
 
-    assert [one.hole for one in asyncio.run(main()).findings] == holes
+    assert not asyncio.run(main()).findings
+    path.write_text(
+        path.read_text().replace("{value: '{{ task.found }}'}", "{arguments: {filter: '{{ task.answer }}'}}")
+    )
+    with pytest.raises(SpecError, match="'remove' changes state"):
+        rlenv.load(path)
 
 
 BOXES = '''
