@@ -769,9 +769,10 @@ added("gold-in-prompt", [{**PARTS, "user": {"kind": "scripted", "replies": ["{{ 
         **tool("find", {"name": "{{ task.answer }}"}), "rewards": {"right": {"kind": "rule", "rule": "calls_match",
         "expect": '[{"name": "find", "arguments": {"name": "{{ task.answer }} {{ task.land }}"}}]'}}}])  # fmt: skip
 
-CASES = [pytest.param(code, is_odd, index, marks=[pytest.mark.sandbox] if needs else [])
-         for code, sides in RELATIONS.items() for is_odd, cases in zip((True, False), sides, strict=True)
-         for index, case in enumerate(cases) for needs in [code == "odd-file" or "'kind': 'tests'" in str(case)]]  # fmt: skip
+SANDBOX = ("'odd-file'", "'kind': 'tests'")
+CASES = [pytest.param(code, is_odd, at, marks=[pytest.mark.sandbox] * any(one in str((code, case)) for one in SANDBOX))
+         for code, sides in RELATIONS.items()
+         for is_odd, cases in zip((True, False), sides, strict=True) for at, case in enumerate(cases)]  # fmt: skip
 
 
 @pytest.mark.parametrize(("code", "is_odd", "index"), CASES)
