@@ -311,7 +311,7 @@ def test_what_is_sound_has_no_warning(tmp_path: Path, name: str) -> None:
     ("prompt", "command"),
     [
         ("You have no internet access. Do not download anything.", "cat /app/answer.txt"),
-        ("Fix /app/main.py.", "cd /app && python3 /opt/check/run.py"),
+        ("Fix /app/main.py.", "cd /app && python3 /srv/check/run.py"),
     ],
 )
 def test_a_sound_workspace_has_no_warning(tmp_path: Path, prompt: str, command: str) -> None:

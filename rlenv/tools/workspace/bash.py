@@ -152,7 +152,7 @@ class _Files(_Tool):
         command, path = arguments["command"], arguments["path"]
         lacking = [key for key in _NEEDED[command] if key not in arguments]
         if lacking or not 0 < len(path) <= 4_096 or "\0" in path:
-            needed = f"{command} needs {' and '.join(lacking)}" if lacking else "path: expected a path"
+            needed = f"{command} needs {' and '.join(lacking)}" if lacking else "path: expected up to 4,096 characters"
             raise ToolFailed(needed, reason="bad_arguments")
         if command == "create":
             await self._write(call, path, arguments["file_text"])

@@ -79,8 +79,8 @@ def test_a_file_keeps_its_mode_and_may_be_long(reachable: Path) -> None:  # noqa
     ("command", "path", "arguments", "says"),
     [
         ("view", "none", {}, "there is no file 'none'"),
-        ("view", "", {}, "expected a path"),
-        ("view", "'" * 4_097, {}, "expected a path"),
+        ("view", "", {}, "path: expected up to 4,096 characters"),
+        ("view", "'" * 4_097, {}, "path: expected up to 4,096 characters"),
         ("view", "two", {"view_range": [2, 5]}, "the file has 2 lines; found [2, 5]"),
         ("create", "two", {}, "create needs file_text"),
         ("create", "/app", {"file_text": ""}, "'/app' is a folder"),
