@@ -36,14 +36,13 @@ _PROMPT = ("task", "resources", "vars")
 _OBSERVATION = ("result", "tool", "is_error", "task", "turn", "vars")
 _REWARD = ("task", "resources", "vars", "answer", "item", "turn", "said")
 _JUDGE = ("task", "vars", "answer", "message", "transcript", "first", "second")
-_RESOURCE = ("task", "vars")
+_ROW = ("task", "vars")
 _WORLD = ("observation", "info", "render", "task", "vars")
 _OFFERED = ("task", "vars", "user_turn")
 _ENDS = ("resources", "task", "vars", "tool", "result")
 _USER = ("task", "vars", "message", "turn")
 _PLAYERS = {"next": ("resources", "vars"), "sees": ("said", "player", "task", "resources", "vars"), "roles": ()}
 _ORACLE = ("task", "vars", "results", "item")
-_NUMBER = ("task", "vars")
 
 
 class Stub:
@@ -84,17 +83,17 @@ def names_at(path: tuple[str | int, ...], *, kind: str = "") -> tuple[str, ...]:
     if path[-1] in _LITERAL:
         return ()
     if path[0] == "rewards" and path[2:] == ("weight",):
-        return _NUMBER
+        return _ROW
     places: dict[str | int, tuple[str, ...]] = {
         "prompt": _PROMPT,
         "observation": _OBSERVATION,
-        "resources": _WORLD if kind in ("gymnasium", "openenv") and path[-1] == "text" else _RESOURCE,
+        "resources": _WORLD if kind in ("gymnasium", "openenv") and path[-1] == "text" else _ROW,
         "rewards": _JUDGE if kind == "judge" else _REWARD,
-        "tools": ("task", "vars"),  # and what its kind adds
+        "tools": _ROW,  # and what its kind adds
         "user": _PLAYERS.get(str(path[1]), _USER) if path[1:] else _USER,
         "oracle": _ORACLE,
-        "limits": _NUMBER,
-        "tasks": {"when": ("task", "vars"), "order": ("task", "vars", "measured")}.get(str(path[-1]), ("vars",)),
+        "limits": _ROW,
+        "tasks": {"when": _ROW, "order": ("task", "vars", "measured")}.get(str(path[-1]), ("vars",)),
     }
     return places.get(path[0], ())
 
@@ -122,16 +121,12 @@ def _sites(subject: Subject) -> Iterator[Site]:
     for group, section, stand_ins in entries:
         for name, entry in section.items():
             kind = getattr(entry, "kind", "")
-            is_judge = group == "rewards" and kind == "judge"
-            shown = (
-                {**stand_ins, **dict.fromkeys(("message", "transcript", "first", "second"), "text")}
-                if is_judge
-                else stand_ins
-            )
+            of_judge = ("message", "transcript", "first", "second") if (group, kind) == ("rewards", "judge") else ()
+            shown = {**stand_ins, **dict.fromkeys(of_judge, "text")}
             for path, text in _texts(document.get((group, name)), (group, name)):
                 yield Site(path, text, names_at(path, kind=kind), shown)
     for path, text in _texts(document.get("limits"), ("limits",)):
-        yield Site(path, text, _NUMBER, {})
+        yield Site(path, text, _ROW, {})
     said = {**stubs, "message": "text", "turn": 1, "player": "", "said": Stub()}
     for path, text in _texts(document.get("user"), ("user",)):
         if path[1] != "roles":  # columns are no templates

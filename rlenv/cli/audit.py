@@ -30,8 +30,7 @@ from rlenv.cli.terminal import write, write_error
 from rlenv.episodes.environment import Environment, load
 from rlenv.errors import UsageError, told_as
 from rlenv.runs import files
-from rlenv.runs.recorded import with_facts
-from rlenv.trajectory import Trajectory
+from rlenv.runs.recorded import recorded
 
 _SAY_EVERY_S = 5.0
 _MOST_SHOWN = 160
@@ -140,11 +139,8 @@ def _attacker_of(args: AuditCommand, environment: Environment) -> Attacker | Non
     entries, model = environment.spec.endpoints, given.pop("model", None)
     endpoint = endpoint_at(args.attacker, entries, option="--attacker", model=model, api_key=key)
     path = given.pop("episode", None)
-
-    def record(episode: Trajectory) -> None:
-        files.write(path, [episode])
-
-    return Attacker(endpoint, AttackerLimits(**given), record if path else None)
+    record = (lambda episode: files.write(path, [episode])) if path else None
+    return Attacker(endpoint, AttackerLimits(**given), record)
 
 
 def said_every(seconds: float, *, clock: Callable[[], float] = time.monotonic) -> Progress:
@@ -156,8 +152,7 @@ def said_every(seconds: float, *, clock: Callable[[], float] = time.monotonic) -
         now = clock()
         if now - said >= seconds:
             said = now
-            line = f"rlenv audit: {what}, {done} of {total} done ({now - begun:.0f} s)\n"
-            write_error(line)
+            write_error(f"rlenv audit: {what}, {done} of {total} done ({now - begun:.0f} s)\n")
 
     return say
 
@@ -179,10 +174,8 @@ def _show_attacker(console: Console, attacker: AttackerReport | None) -> None:
     if attacker is None or not attacker.strategies:
         return
     table = Table(f"a strategy of {escape(attacker.model)}", "of the oracle", "without doing")
-    best = sorted(attacker.strategies, key=lambda one: -math.inf if one.undone is None else one.undone, reverse=True)[
-        :_STRATEGIES
-    ]
-    for strategy in best:
+    best = sorted(attacker.strategies, key=lambda one: math.inf if one.undone is None else -one.undone)
+    for strategy in best[:_STRATEGIES]:
         table.add_row(escape(strategy.name), figure(strategy.share), figure(strategy.undone))
     console.print(table)
 
@@ -299,11 +292,9 @@ def _beside_verifiers(args: AuditCommand, run: str, environment: Environment) ->
     against = args.against or [name for name, term in rewards.items() if term.kind == "verify"]
     if not against:
         raise UsageError("there is no verify term to put the judge beside", hint="name a term by --against")
-    for name in against:
-        if name not in rewards:
-            raise UsageError(f"no term is called '{name}'; there are: {', '.join(rewards)}")
-    episodes = [trajectory for _, trajectory in with_facts(run)]
-    found = disagreement(episodes, judge=judge, against=against)
+    if unknown := [name for name in against if name not in rewards]:
+        raise UsageError(f"no term is called '{unknown[0]}'; there are: {', '.join(rewards)}")
+    found = disagreement(recorded(run), judge=judge, against=against)
     if not written(args, {"disagreements": files.plain(found)}):
         console = Console(highlight=False)
         for one in found:

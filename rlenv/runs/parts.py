@@ -86,9 +86,9 @@ def _seal_bodies(run: Path, segment: str, rows: Sequence[Mapping[str, Any]]) -> 
 @contextlib.contextmanager
 def bodies_writer(path: Path, schema: pa.Schema | None = None) -> Iterator[Callable[[pa.Table], None]]:
     """Writes a part of bodies, whole groups at a time but for the last; as `write_part`."""
-    pq = cols.arrow().parquet
     heavy = {"compression": "zstd", "compression_level": 1, "write_statistics": False, "use_dictionary": False}
-    with _beside(path) as part, pq.ParquetWriter(part, schema or cols.body_schema(), **heavy) as writer:
+    kind = cols.arrow().parquet.ParquetWriter
+    with _beside(path) as part, kind(part, schema or cols.body_schema(), **heavy) as writer:
         yield lambda table: writer.write_table(table, row_group_size=GROUP) if len(table) else None
 
 
@@ -147,9 +147,8 @@ def _tokens(episodes: Sequence[Sequence[Tokens]]) -> pa.Array:
 
 def write_part(table: pa.Table, path: Path) -> None:
     """Writes a part beside its place, syncs it, and renames it."""
-    pq = cols.arrow().parquet
     with _beside(path) as file:
-        pq.write_table(table, file, compression="zstd", row_group_size=1 << 20)
+        cols.arrow().parquet.write_table(table, file, compression="zstd", row_group_size=1 << 20)
 
 
 @contextlib.contextmanager
@@ -215,9 +214,8 @@ def read_part(path: Path, schema: pa.Schema, *, use_threads: bool = False) -> pa
 
 def schema_of(path: Path) -> pa.Schema:
     """The columns that a part holds, known or not; raises as `read_part`."""
-    pq = cols.arrow().parquet
     with told(path):
-        return pq.read_schema(path).remove_metadata()
+        return cols.arrow().parquet.read_schema(path).remove_metadata()
 
 
 def _opened(path: Path, schema: pa.Schema) -> Any:
@@ -310,14 +308,12 @@ class Sealed:
 
     def _body(self, index: int) -> tuple[bytes, list[Tokens], bytes | None]:
         if self._file is None:
-            pq = cols.arrow().parquet
-            self._file = pq.ParquetFile(self.path)
+            self._file = cols.arrow().parquet.ParquetFile(self.path)
         columns = [*_RECORD, "tokens", "events"]
         table = self._file.read_row_group(index // GROUP, columns=columns, use_threads=False).slice(index % GROUP, 1)
         rows = []
         inside = table["tokens"].combine_chunks()[0].values
-        for at in range(len(inside)):
-            row = inside[at]
+        for row in inside:
             names = ("prompt_ids", "ids", "mask", "logprobs")
             held: dict[str, Any] = {name: row[name].values.to_numpy(zero_copy_only=False) for name in names}
             spans = [(span["start"], span["end"]) for span in row["turns"].as_py()]
@@ -334,14 +330,12 @@ class Sealed:
 
     def has_events(self) -> bool:
         """True if any body holds events; a row group at a time, to the first that does."""
-        pq = cols.arrow().parquet
-        with told(self.path), pq.ParquetFile(self.path) as file:
+        with told(self.path), cols.arrow().parquet.ParquetFile(self.path) as file:
             held = (file.read_row_group(at, columns=["events"])["events"] for at in range(file.num_row_groups))
             return any(events.null_count < len(events) for events in held)
 
     def records(self) -> Iterator[tuple[str, bytes]]:
         """The records of all bodies with their ids, a row group at a time."""
-        pq = cols.arrow().parquet
-        with told(self.path), pq.ParquetFile(self.path) as file:
+        with told(self.path), cols.arrow().parquet.ParquetFile(self.path) as file:
             for group in range(file.num_row_groups):
                 yield from self._records(file.read_row_group(group, columns=_RECORD, use_threads=False))

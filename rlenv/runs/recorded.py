@@ -74,14 +74,11 @@ def with_facts(name: str | Path) -> list[tuple[Facts | None, Trajectory]]:
     Raises:
         UsageError: as `recorded`.
     """
-    rows = {row["id"]: row for row in open_run(name).rows()} if is_run(Path(name)) else {}
-    return [(_facts(rows.get(id)), trajectory) for id, trajectory in with_ids(name)]
-
-
-def _facts(row: Mapping[str, Any] | None) -> Facts | None:
-    if row is None:
-        return None
-    return Facts(step=row["step"], sample=row["sample"], mode=row["mode"], group=row["group"] or "")
+    known = {
+        row["id"]: Facts(step=row["step"], sample=row["sample"], mode=row["mode"], group=row["group"] or "")
+        for row in (open_run(name).rows() if is_run(Path(name)) else ())
+    }
+    return [(known.get(id), trajectory) for id, trajectory in with_ids(name)]
 
 
 def whole_groups(name: str | Path, count: int | None = None) -> list[Hashable]:
@@ -150,7 +147,8 @@ def file_of(path: Path) -> Path:
         raise UsageError(f"{path} is no run and has no {_FILE}", hint=hint)
     path = path / _FILE if path.is_dir() else path
     if not path.is_file():
-        close = nearest(path.name, [name for name in names_in(path.parent) if _may_be(path.parent / name)])
+        beside = [path.parent / name for name in names_in(path.parent)]
+        close = nearest(path.name, [one.name for one in beside if one.suffix == ".jsonl" or is_run(one)])
         hint = f"did you mean {path.parent / close}?" if close else ""
         raise UsageError(f"there are no recorded trajectories at {path}", hint=hint)
     return path
@@ -169,10 +167,6 @@ def reader_of(name: str) -> RunReader | LinesReader:
     while not reader.is_at_end:
         reader.refresh()
     return reader
-
-
-def _may_be(path: Path) -> bool:
-    return path.suffix == ".jsonl" or is_run(path)
 
 
 def expected_of(run: Path, lock: str, task: Mapping[str, Any]) -> dict[str, str]:

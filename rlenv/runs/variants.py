@@ -139,17 +139,13 @@ def _chosen(terms: Sequence[Term], weights: Weights, success: str | None) -> lis
 def _check_readers(known: Mapping[str, Term], kept: Sequence[str], success: str | None) -> None:
     readers: dict[str, Sequence[str]] = {}
     for name in kept:
-        gate = known[name].spec.gate
-        if gate is not None:
-            readers[f"the gate of '{name}'"] = compile_expression(gate, by_row=True).names
+        readers[f"the gate of '{name}'"] = gate_names(known[name])
         readers[f"the term '{name}'"] = known[name].reads
     if success is not None:
         readers["success"] = compile_expression(success).names
-    for reader, names in readers.items():
-        for name in names:
-            if name not in kept:
-                hint = f"--weight {name}=0 pays nothing for it and keeps it"
-                raise UsageError(f"'{name}' is left out, and {reader} reads it", hint=hint)
+    for reader, name in ((reader, name) for reader, names in readers.items() for name in names if name not in kept):
+        hint = f"--weight {name}=0 pays nothing for it and keeps it"
+        raise UsageError(f"'{name}' is left out, and {reader} reads it", hint=hint)
 
 
 def shared(first: Environment, second: Environment) -> frozenset[str]:
@@ -344,8 +340,7 @@ def _scorer(environment: Environment, names: Sequence[str], *, alone: bool) -> S
     terms = {term.name: term for term in environment.parts.terms}
     read = list(names)
     for name in read:  # which grows meanwhile
-        gate = terms[name].spec.gate
-        read += [one for one in (*_names(gate), *terms[name].reads) if one not in read]
+        read += [one for one in (*gate_names(terms[name]), *terms[name].reads) if one not in read]
     return Scorer(
         [_paid(term, name in names, alone=alone) for name, term in terms.items() if name in read],
         success=_gate(environment.spec.success, names) or None,
@@ -368,17 +363,12 @@ def _gate(success: str | None, names: Sequence[str]) -> str:
 
     The whole, or nothing, where it is joined in another way.
     """
-    if success is None:
-        return ""
-    if set(_names(success)) <= set(names):
-        return success
+    if success is None or set(compile_expression(success).names) <= set(names):
+        return success or ""
     if re.search(r"\b(or|not)\b|[()]", success):
         return ""
-    return " and ".join(part for one in re.split(r"\band\b", success) if set(_names(part := one.strip())) <= set(names))
-
-
-def _names(expression: str | None) -> tuple[str, ...]:
-    return () if expression is None else compile_expression(expression).names
+    parts = [one.strip() for one in re.split(r"\band\b", success)]
+    return " and ".join(part for part in parts if set(compile_expression(part).names) <= set(names))
 
 
 def _part(

@@ -19,6 +19,7 @@ from typing import Any
 
 import jsonschema_rs
 
+from rlenv._base.bounded import cut_end
 from rlenv.checks.editor.tree import read_tree
 from rlenv.checks.sites import names_at
 from rlenv.dialects.built_in import ALIASES
@@ -43,9 +44,7 @@ _TYPES = {
 _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 
 
-@cache
-def _schema() -> Shape:
-    return json_schema()
+_schema = cache(json_schema)
 
 
 def description_of(group: str, name: str) -> str:
@@ -404,5 +403,4 @@ class SpecNames:
 
 
 def _shown(value: Any) -> str:
-    text = "" if value is None else str(value)
-    return text if len(text) <= 200 else text[:199] + "…"
+    return "" if value is None else cut_end(str(value), 200)

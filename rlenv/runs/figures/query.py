@@ -112,16 +112,10 @@ def parse(text: str) -> Query:
     if (odd := _SURROGATE.search(text)) is not None:  # bytes of a command line that are no UTF-8, say
         raise QueryFault("a character that is none", column=odd.start() + 1, hint="write the query in UTF-8")
     found, at = [], 0
-    while (at := _space(text, at)) < len(text):
-        condition, at = _condition(text, at)
+    while rest := text[at:].lstrip():
+        condition, at = _condition(text, len(text) - len(rest))
         found.append(condition)
     return Query(tuple(found))
-
-
-def _space(text: str, at: int) -> int:
-    while at < len(text) and text[at].isspace():
-        at += 1
-    return at
 
 
 def _condition(text: str, at: int) -> tuple[Condition, int]:

@@ -7,7 +7,7 @@ The episodes of a run to read first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
@@ -156,8 +156,7 @@ def _number(value: Value) -> float:
     return 0.0 if value is None else float(value)
 
 
-def _axes(low: float, high: float, first: int, last: int, y: object) -> str:
-    assert callable(y)
+def _axes(low: float, high: float, first: int, last: int, y: Callable[[float], float]) -> str:
     parts = []
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         value = low + (high - low) * share
@@ -395,14 +394,6 @@ def widest_groups(rows: Snapshot, places: NDArray[np.int64]) -> list[dict[str, A
             break
         place = int(places[first[group]])
         row = {name: rows.table[name][place].as_py() for name in ("id", "split", "task", "group", "step", "title")}
-        found.append(
-            {
-                "why": "widest group",
-                "step": row["step"],
-                "group": group_of(row),
-                "reward": float(sums[group] / sizes[group]),
-                "spread": float(spread[group]),
-                "title": row["title"],
-            }
-        )
+        told = {"why": "widest group", "step": row["step"], "group": group_of(row), "title": row["title"]}
+        found.append({**told, "reward": float(sums[group] / sizes[group]), "spread": float(spread[group])})
     return found

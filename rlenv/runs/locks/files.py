@@ -210,9 +210,6 @@ def _stated(value: Any) -> Any:
     return str(value)
 
 
-_LEFT_OUT = "(not shown)"
-
-
 def kept_command(words: Sequence[str]) -> tuple[str, ...]:
     """The words of a command line with the values of keys that hold secrets, credentials and queries of addresses, and
     what has the form of a key taken out.
@@ -227,7 +224,7 @@ def kept_settings(settings: Mapping[str, Any]) -> dict[str, str]:
     """Settings of `--set` as they are kept; those whose values hold a secret are left out, as nobody could set them
     again."""
     shown = {key: _value(key, str(value)) for key, value in settings.items()}
-    return {key: value for key, value in shown.items() if _LEFT_OUT not in value}
+    return {key: value for key, value in shown.items() if _NOT_SHOWN not in value}
 
 
 def _word(word: str) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -157,6 +157,11 @@ class Evidence:
         """The training rows that the loops handed over for a step."""
         return [entry for entry in self.samples if not entry["validation"] and entry["step"] == step]
 
+    @property
+    def rows(self) -> list[Mapping[str, Any]]:
+        """The same of all steps."""
+        return [entry for step in self.steps for entry in self.of_step(step)]
+
 
 def _lines(paths: Sequence[Path]) -> list[dict[str, Any]]:
     return [entry for path in paths for entry in entries_of(path)]
@@ -210,10 +215,9 @@ def _batches(evidence: Evidence) -> Check:
 def _shipped(evidence: Evidence) -> Check:
     """Ids and masks that left the loops are those that the trainer was handed, each once."""
     keys = ("step", "prompt", "response", "trained", "checksum")
-    sent: Counter[tuple[Any, ...]] = Counter()
-    for step in evidence.steps:
-        sent.update(tuple(entry[key] for key in keys) for entry in evidence.of_step(step))
-    got = Counter(tuple(entry[key] for key in keys) for entry in evidence.arrived)
+    sent, got = (
+        Counter(tuple(entry[key] for key in keys) for entry in some) for some in (evidence.rows, evidence.arrived)
+    )
     torn = sum(not entry["is_whole"] for entry in evidence.arrived)
     tokens = sum((entry["prompt"] + entry["response"]) for entry in evidence.arrived)
     lost, strange = (sent - got).total(), (got - sent).total()
@@ -226,7 +230,7 @@ def _shipped(evidence: Evidence) -> Check:
 def _lengths(evidence: Evidence) -> Check:
     data = evidence.config["data"]
     most_prompt, most_response = int(data["max_prompt_length"]), int(data["max_response_length"])
-    rows = [entry for step in evidence.steps for entry in evidence.of_step(step)]
+    rows = evidence.rows
     if not rows:
         return Check("lengths", False, "no episode was handed over")
     prompt, response = max(entry["prompt"] for entry in rows), max(entry["response"] for entry in rows)
@@ -242,7 +246,7 @@ def _lengths(evidence: Evidence) -> Check:
 
 
 def _masks(evidence: Evidence) -> Check:
-    rows = [entry for step in evidence.steps for entry in evidence.of_step(step)]
+    rows = evidence.rows
     masked = [entry for entry in rows if entry["masked"]]
     wrong = sum(entry["trained"] > 0 for entry in masked)
     empty = sum(entry["trained"] == 0 for entry in rows if not entry["masked"])
@@ -257,7 +261,7 @@ def _masks(evidence: Evidence) -> Check:
 
 def _episodes(evidence: Evidence) -> Check:
     """No episode failed but those that the script lets fail; tools were called."""
-    rows = [entry for step in evidence.steps for entry in evidence.of_step(step) if entry["row"] == 0]
+    rows = [entry for entry in evidence.rows if entry["row"] == 0]
     failed = Counter(entry["ended"] for entry in rows if entry["masked"] and entry["kind"] != "aborted")
     kinds = Counter(entry["kind"] for entry in rows)
     calls = sum(entry["calls"] for entry in rows)
@@ -295,9 +299,7 @@ def _once(evidence: Evidence) -> Check:
         if entry["episodes"] != evidence.group
     ]
     valid = sum(entry["valid"] for entry in evidence.trained)
-    unmasked = sum(
-        not entry["masked"] and entry["row"] == 0 for step in evidence.steps for entry in evidence.of_step(step)
-    )
+    unmasked = sum(not entry["masked"] and entry["row"] == 0 for entry in evidence.rows)
     if valid != unmasked:
         wrong.append(f"{valid} episodes count as valid, {unmasked} are not masked")
     detail = f"{len(groups):,} groups of {evidence.group}, each episode once, {valid:,} of them valid"
@@ -307,10 +309,8 @@ def _once(evidence: Evidence) -> Check:
 def _signal(evidence: Evidence) -> Check:
     """Groups have something to compare, and the update moved along a gradient."""
     groups: dict[tuple[int, str, int], set[float]] = {}
-    for step in evidence.steps:
-        for entry in evidence.of_step(step):
-            if not entry["masked"]:
-                groups.setdefault((step, entry["split"], entry["task"]), set()).add(round(entry["reward"] or 0.0, 6))
+    for entry in (entry for entry in evidence.rows if not entry["masked"]):
+        groups.setdefault((entry["step"], entry["split"], entry["task"]), set()).add(round(entry["reward"] or 0.0, 6))
     apart = sum(len(rewards) > 1 for rewards in groups.values())
     norms = [evidence.figures.get(step, {}).get("actor/grad_norm") for step in evidence.steps]
     moved = all(isinstance(norm, int | float) and math.isfinite(norm) and norm > 0 for norm in norms)
@@ -349,18 +349,14 @@ def _validated(evidence: Evidence) -> Check:
     ]
     short = []
     kept = KeptEpisodes(run.folder).by("step", "mode")
+    played = Counter(entry["step"] for entry in evidence.samples if entry["validation"] and entry["row"] == 0)
     for step in wanted:
+        expected = played[step] // max(1, len(run.modes))
         for mode in run.modes:
-            has = kept[step, mode]
-            expected = sum(1 for _ in _held_out(evidence, step)) // max(1, len(run.modes))
-            if has == 0 or has != expected:
+            if (has := kept[step, mode]) == 0 or has != expected:
                 short.append(f"step {step} has {has} {mode} episodes, {expected} were played")
     detail = f"held-out episodes are kept at steps {found}"
     return Check("validation", found == wanted and not short, "; ".join(short[:3]) or f"{detail}, expected {wanted}")
-
-
-def _held_out(evidence: Evidence, step: int) -> Iterator[Mapping[str, Any]]:
-    return (entry for entry in evidence.samples if entry["validation"] and entry["step"] == step and entry["row"] == 0)
 
 
 def _checkpoints(evidence: Evidence, digests: Mapping[int, str]) -> Check:

@@ -116,11 +116,8 @@ class RehearsalServer(CpuServerActor):
         with (self.folder / f"weights.{os.getpid()}.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
 
-    async def abort_all_requests(self, reject_request: bool = False) -> None:
-        """Nothing runs: each request is answered at once."""
-
-    async def resume_generation(self) -> None:
-        """Nothing was paused."""
+    # Nothing runs that could be paused: each request is answered at once.
+    abort_all_requests = resume_generation = CpuServerActor._nothing
 
 
 class RehearsalReplica(CpuReplica):

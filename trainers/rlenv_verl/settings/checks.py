@@ -47,13 +47,12 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value)
 
 
-def _is_time(value: Any) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value is None or (number and 0 < value < math.inf)
-
-
 def _is_size(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+
+
+def _is_time(value: Any) -> bool:
+    return value is None or (_is_size(value) and value > 0)
 
 
 def _are_modes(value: Any) -> bool:
@@ -106,7 +105,8 @@ def preset_faults(document: SourceDocument) -> Iterator[Finding]:
     yield from _unknown(document, (), _KEYS, "a preset")
     for key, known in (("algorithm", algorithm_names()), ("mode", mode_names())):
         if document.has((key,)) and document.data[key] not in known:
-            yield _no_such(document, (key,), str(document.data[key]), known, key, at="value")
+            given = str(document.data[key])
+            yield document.fault((key,), f"no {key} '{given}'", all_known(given, known))
     yield from _sections(document, ())
     extra = document.data.get("with")
     if extra is None:
@@ -116,8 +116,8 @@ def preset_faults(document: SourceDocument) -> Iterator[Finding]:
         return
     for name, part in extra.items():
         place = ("with", name)
-        if name not in (*algorithm_names(), *mode_names()):
-            yield _no_such(document, place, name, [*algorithm_names(), *mode_names()], "algorithm or mode", at="key")
+        if name not in (known := [*algorithm_names(), *mode_names()]):
+            yield document.fault(place, f"no algorithm or mode '{name}'", all_known(name, known), at="key")
         elif isinstance(part, Mapping):
             yield from _unknown(document, place, SECTIONS, f"with.{name}")
             yield from _sections(document, place)
@@ -136,12 +136,6 @@ def _unknown(document: SourceDocument, at: tuple[str, ...], known: tuple[str, ..
         elif key in (verl_keys() or {}):
             hint = f"it is a key of veRL's: write verl: {{{key}: …}}"
         yield document.fault((*at, key), f"{what} has no key '{key}'", hint, at="key")
-
-
-def _no_such(
-    document: SourceDocument, place: tuple[str, ...], given: str, known: list[str], what: str, *, at: str
-) -> Finding:
-    return document.fault(place, f"no {what} '{given}'", all_known(given, known), at=at)
 
 
 def _sections(document: SourceDocument, at: tuple[str, ...]) -> Iterator[Finding]:
@@ -183,7 +177,8 @@ def _run(document: SourceDocument, at: tuple[str, ...], given: Mapping[str, Any]
     for key, value in given.items():
         place = (*at, key)
         if key not in RUN_KEYS:
-            yield _no_such(document, place, key, sorted(RUN_KEYS), "key of the preset's own part", at="key")
+            message = f"no key of the preset's own part '{key}'"
+            yield document.fault(place, message, all_known(key, sorted(RUN_KEYS)), at="key")
             continue
         expected, fits = RUN_KEYS[key]
         if not fits(value):
