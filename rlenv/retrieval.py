@@ -145,7 +145,7 @@ class _Desk:
         except Exception:  # whatever a retriever raises is the server's fault, not the client's
             _LOGGER.exception("a search failed")
             return _refusal(500, "the search failed; the server's log says why")
-        if _chars(found) > _MAX_ANSWER:
+        if sum(len(str(one.document.get("contents", ""))) for row in found for one in row) > _MAX_ANSWER:
             return _refusal(422, f"the answer is longer than {_MAX_ANSWER:,} characters; ask for less at once")
         if asked.return_scores:
             result: list[Any] = [[{"document": one.document, "score": one.score} for one in row] for row in found]
@@ -169,10 +169,6 @@ class _Desk:
     async def aclose(self, app: web.Application) -> None:
         """Waits for the search that runs; called when the server ends."""
         self.thread.shutdown(wait=True, cancel_futures=True)
-
-
-def _chars(found: Sequence[Sequence[ScoredDocument]]) -> int:
-    return sum(len(str(one.document.get("contents", ""))) for row in found for one in row)
 
 
 def _json(value: Any, status: int = 200) -> web.Response:

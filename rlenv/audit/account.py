@@ -13,7 +13,7 @@ from typing import Any
 
 from rlenv.audit.adversaries import ADVERSARIES, Adversary
 from rlenv.audit.judging import judge_chapter
-from rlenv.audit.play import Chapter, Key, Way
+from rlenv.audit.play import Chapter, Way
 from rlenv.audit.report import Attack, AuditReport, Faults, Hole, Thresholds, hole_of, mean_of
 from rlenv.audit.verdicts import SLACK, TRIED, episode_of, share_of
 from rlenv.episodes.environment import Environment
@@ -69,16 +69,12 @@ def _cause(gains: Mapping[str, _Gain]) -> _Gain:
 def _scored(environment: Environment, chapter: Chapter, way: Way) -> Sequence[tuple[Trajectory, Trajectory]]:
     """Each episode of a way with one of the oracle's, both as they are scored in one group."""
     found = []
-    for key in _few(way):
+    for key in list(way)[:: -(-len(way) // _MOST_TASKS) or 1]:
         one, gold = way[key], chapter.golds[key]
         if one.failure is None and gold.failure is None:
             group = environment.parts.scorer.score_group([one, *[gold] * _OTHERS])
             found.append((group[0], group[1]))
     return found
-
-
-def _few(way: Way) -> list[Key]:
-    return list(way)[:: -(-len(way) // _MOST_TASKS) or 1]
 
 
 def _paid(ended: Trajectory, name: str) -> float:

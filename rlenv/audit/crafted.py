@@ -162,16 +162,11 @@ def named_words(environment: Environment) -> list[str]:
     """Short texts that the code and the patterns of the rewards name, but for golds: what anybody may try to say."""
     found: list[str] = []
     for name, spec in environment.spec.rewards.items():
-        found += [
-            text for one in _targets(spec) for text in words_in_code(environment, f"rewards.{name}.function", one)
-        ]
+        targets = getattr(spec, "function", None), getattr(getattr(spec, "compare", None), "function", None)
+        found += [text for one in targets for text in words_in_code(environment, f"rewards.{name}.function", one)]
         pattern = getattr(spec, "pattern", None)
         found += example_of(pattern) if isinstance(pattern, str) and "{{" not in pattern else []
     return list(dict.fromkeys(text for text in found if re.search(r"[^\W\d_]", text)))[:_MOST_WORDS]
-
-
-def _targets(spec: Any) -> list[object]:
-    return [getattr(spec, "function", None), getattr(getattr(spec, "compare", None), "function", None)]
 
 
 def words_in_code(environment: Environment, key: str, target: object, *, least: int = 3) -> list[str]:

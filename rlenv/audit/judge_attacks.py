@@ -120,7 +120,8 @@ class _Attacked:
     async def run(self, subjects: Sequence[AuditSubject]) -> None:
         """Asks, and adds what it found to `found`."""
         self._progress(0, len(subjects) * (3 + len(ATTACKS)))
-        oracle = await asyncio.gather(*(self._of_oracle(subject.gold) for subject in subjects))
+        golds = [subject.gold for subject in subjects]
+        oracle = await asyncio.gather(*(self._ask(gold, gold.turns, gold.answer) for gold in golds))
         pairs = await asyncio.gather(*(self._pair(number, subject) for number, subject in enumerate(subjects)))
         known = [pair for pair in pairs if "" in pair.before and "" in pair.neutral]
         falls: list[JudgeFall] = []
@@ -195,9 +196,6 @@ class _Attacked:
         for prompt in prompts:
             shown |= _material(prompt) or {"message"}
         return frozenset(shown)
-
-    async def _of_oracle(self, gold: Trajectory) -> dict[str, float]:
-        return await self._ask(gold, gold.turns, gold.answer)
 
     async def _of_text(self, subject: AuditSubject, text: str) -> dict[str, float]:
         action, parsed = self.environment.parse(text)

@@ -96,7 +96,7 @@ async def audit(
         environment.tasks(split)
     seen = AuditTally(environment, thresholds, _FAULT_SHARE)
     end = None if limit_s is None else time.monotonic() + limit_s
-    run = _Run(environment, seed, concurrency, on_progress or _say_nothing, seen, end)
+    run = _Run(environment, seed, concurrency, on_progress or (lambda what, done, total: None), seen, end)
     models = _ModelAttacks(thresholds.adversary, seed, run._progress)
     try:
         async with asyncio.timeout(limit_s):
@@ -113,10 +113,6 @@ async def audit(
     except TimeoutError:
         seen.unfinished = f"not finished within {limit_s:g} s: {run.doing}; give it more time or fewer tasks"
     return models.added(seen.report())
-
-
-def _say_nothing(what: str, done: int, total: int) -> None:
-    """Progress that nobody asked for."""
 
 
 @dataclass(slots=True)

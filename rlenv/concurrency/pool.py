@@ -33,7 +33,8 @@ class Pool:
 
     def __init__(self, program: Program, *, limit: int | None = None) -> None:
         self._program = program
-        self.limit = limit or max(2, _cores())
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.limit = limit or max(2, cores)
         self._lock = threading.Lock()
         self._process = os.getpid()
         self._reset()
@@ -187,10 +188,6 @@ async def _started(process: Process, timer: asyncio.Timeout) -> None:
         timer.reschedule(None)
         with Waited(), bounded_by_itself():
             await process.ready()
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 _pools: Final[weakref.WeakSet[Pool]] = weakref.WeakSet()

@@ -28,7 +28,7 @@ def tree_at(reading: Reading, spec: CallSpec, key: str, at: int) -> tuple[Elemen
     Raises:
         Broken: a tag is not closed, text stands beside tags, or they are nested more than `MAX_DEPTH` levels deep.
     """
-    text, opened = reading.text, _first(spec.key_open)
+    text, opened = reading.text, spec.key_open if isinstance(spec.key_open, str) else spec.key_open[0]
     ending = spec.value_close.partition("{key}")[0]
     stack: list[tuple[str, list[tuple[str, Element]], int]] = [(key, [], at)]
     while True:
@@ -99,10 +99,6 @@ def value_of(reading: Reading, element: Element, shape: Shape | None) -> Any:
 def _only_space(text: str, at: int, end: int) -> None:
     if text[at:end].strip():
         raise Broken(f"text stands beside tags ({text[at:end].strip()[:20]!r}); expected tags alone", at)
-
-
-def _first(marks: str | tuple[str, ...]) -> str:
-    return marks if isinstance(marks, str) else marks[0]
 
 
 _PLAIN_KEY: Final = re.compile(r"[\w.\-$]+")

@@ -64,7 +64,8 @@ async def by_chance(episode: Seated) -> None:
     async def act(messages: Sequence[Message]) -> str:
         turn, tools = episode.turns[-1:], episode.tool_schemas
         pairs = [pair for one in turn for pair in zip(one.parsed.calls, one.results, strict=False)]
-        refused.extend(_bare(call) for call, result in pairs if isinstance(call, ToolCall) and result.is_error)
+        failed = (call for call, result in pairs if isinstance(call, ToolCall) and result.is_error)
+        refused.extend(ToolCall(call.name, call.arguments) for call in failed)
         if not tools or (speaks and rng.random() < 0.5):
             return rng.choice(("Yes.", "No.", "Why?", "The river."))
         drawn = (random_call(tools, rng) for _ in range(_MOST_DRAWN))
@@ -73,10 +74,6 @@ async def by_chance(episode: Seated) -> None:
 
     chance: Any = FunctionPolicy(act)
     await played_by(chance)(episode)
-
-
-def _bare(call: ToolCall) -> ToolCall:
-    return ToolCall(call.name, call.arguments)
 
 
 def opponent_of(environment: Environment) -> Policy | Seat | None:

@@ -24,26 +24,27 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final
 from uuid import uuid4
 
 from aiohttp import web
 
 from rlenv._base.bounded import drop_oldest, size
+from rlenv.concurrency.scope import Scope
 from rlenv.dialects.built_in import broken_schemas, broken_value
 from rlenv.endpoints import BARRED, REFUSED, Client
-from rlenv.endpoints.account import Completion, counted, read_chat
+from rlenv.endpoints.account import Completion, counted, is_away, read_chat
 from rlenv.episodes.environment import Environment
 from rlenv.errors import EndpointError, RewardError
 from rlenv.hosts.desk import Desk, Held, guard_of, refusal
 from rlenv.hosts.exchanges import Exchange, as_json, matched, named_by, rows_of, told_of, write
-from rlenv.hosts.http import MOST_BYTES, answer, bearer_of, json_of
+from rlenv.hosts.http import MOST_BYTES, bearer_of, json_of
 from rlenv.hosts.mcp_server import held_by, over_http
-from rlenv.hosts.wires import CHAT_FIELDS, as_chat, as_events, as_response, call_of, chat_chunks, problem_of
+from rlenv.hosts.wires import CHAT_FIELDS, as_chat, as_events, as_response, call_of, chat_chunks, given_in, problem_of
 from rlenv.messages import Message
 from rlenv.policies.openai import FEW_TOKENS, beside, is_full, starts, written
 from rlenv.rewards.asking_again import Answered
-from rlenv.rewards.asking_models import UNCLEAR, if_refused, tried
+from rlenv.rewards.asking_models import UNCLEAR, if_felled, if_refused, tried
 from rlenv.runs.folder import KeptRun
 from rlenv.runs.schema import Facts, Tokens
 from rlenv.trajectory import Trajectory
@@ -55,7 +56,6 @@ _OVER: Final = "the episode is over: the model is not asked any more"
 _FAREWELL: Final = Completion(Message("assistant", "The episode is over."))
 _MOST_FAREWELLS: Final = 3
 """An agent that asks on behind so many last messages is told by an error: some go on until they are stopped."""
-_BEAT_S: Final = 10.0
 _MOST_RECEIVED: Final = 256_000_000
 """Characters of all requests of one episode, which are kept until it has ended."""
 MOST_AT_ONCE: Final = 8
@@ -64,7 +64,6 @@ _MOST_VALUES: Final = 60_000
 """Of JSON in one request, some 7,500 messages with calls: a history is read on the loop, message by message."""
 _MOST_RESPONSES: Final = 1_000
 _CHAT: Final = "/chat/completions"
-_EVENTS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 @dataclass(slots=True)
@@ -126,6 +125,7 @@ class Gateway:
     ) -> None:
         self.environment, self._client, self._kept = environment, client, kept
         self._host, self._token, self._most, self._wants_ids = host, token, most_requests, wants_ids
+        self._falls = Scope()
         self._harmless = {"messages": [{"role": "user", "content": "Say yes."}], **client.body(None)}
         self.desk = Desk(environment, keep=self._keep, scored=self._scored, aside=Recorded, **options)
 
@@ -180,7 +180,7 @@ class Gateway:
             return (("", data) for data in chat_chunks(made, with_usage=with_usage))
 
         chat = {key: body[key] for key in CHAT_FIELDS if key in body}
-        return await _given(request, body, self._asked(request, held, body, chat), lambda answer: answer, events)
+        return await given_in(request, body, self._asked(request, held, body, chat), lambda answer: answer, events)
 
     async def _respond(self, request: web.Request, held: Held) -> web.StreamResponse:
         body, record = await json_of(request, max_values=_MOST_VALUES), held.aside
@@ -199,7 +199,7 @@ class Gateway:
         def events(made: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
             return ((json.loads(data)["type"], data) for data in as_events(made))
 
-        return await _given(request, body, self._asked(request, held, body, chat), whole, events)
+        return await given_in(request, body, self._asked(request, held, body, chat), whole, events)
 
     # The model behind it
 
@@ -249,24 +249,46 @@ class Gateway:
         try:
             return await written(request, self._client.endpoint, well)
         except EndpointError as error:
-            if is_full(error) or not (error.is_garbled or error.status not in BARRED):
-                raise
-            failed, is_refused, held.aside.refused = error, error.status in UNCLEAR, sent
+            failed = error
 
-        async def again() -> _Answer:
+        async def again(**tries: Any) -> _Answer:
             if _is_over(held, deadline):
                 raise RewardError("the episode is over")
-            return await request(retries=0, is_beside=is_refused)
+            return await request(**{"retries": 0, **tries})
 
-        known = self._known(held.aside, sent)
-        try:  # all that a server which refuses is asked has one place, which is waited for once
-            async with self._client.places if is_refused else nullcontext():
-                given = await if_refused(known, again, self._client, is_refused=is_refused)
-        except RewardError:
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                given = await self._in_turn(held, sent, again, failed)
+        except (RewardError, TimeoutError):
             raise EndpointError(str(failed)) from failed  # whatever its status, it is no mistake of the agent's
         if given is None:
             raise EndpointError(f"the model's server fails at this request: {failed}", status=400) from failed
         return given
+
+    async def _in_turn(
+        self, held: Held, sent: Mapping[str, Any], again: Callable[..., Awaitable[_Answer]], failed: EndpointError
+    ) -> _Answer | None:
+        """What a request that failed gives `again`, asked in turn with a harmless one; None where it fails each time.
+
+        Raises:
+            EndpointError: the failure is an outage's, or the request has no room.
+            RewardError: nobody can tell.
+        """
+        known = self._known(held.aside, sent)
+        if failed.is_cut or is_away(failed):  # by what this one asks, or another
+            held.aside.refused = sent
+            try:
+                return await if_felled(partial(tried, known), again, failed, self._client, self._falls)
+            except EndpointError as told:
+                if told.is_held:
+                    return None
+                failed = told
+        if is_full(failed) or not (failed.is_garbled or failed.status not in BARRED):
+            raise failed
+        is_refused, held.aside.refused = failed.status in UNCLEAR, sent
+        # All that a server which refuses is asked has one place, which is waited for once.
+        async with self._client.places if is_refused else nullcontext():
+            return await if_refused(known, partial(again, is_beside=is_refused), self._client, is_refused=is_refused)
 
     def _known(self, record: Recorded, sent: Mapping[str, Any] | None) -> Callable[[], Awaitable[_Answer]]:
         """Asks for a few tokens of an answer to harmless words, beside the tools that the server has taken in the
@@ -404,42 +426,3 @@ def _shared(asked: Sequence[Any], record: Recorded) -> list[Any]:
             fresh.append(one)
     record.received += size(fresh, _MOST_RECEIVED)
     return [sent for _, sent in record.last]
-
-
-async def _given(
-    request: web.Request,
-    body: Mapping[str, Any],
-    asking: Awaitable[Exchange | web.Response],
-    whole: Callable[[Mapping[str, Any]], Mapping[str, Any]],
-    events: Callable[[Mapping[str, Any]], Iterable[tuple[str, str]]],
-) -> web.StreamResponse:
-    """Answers in one piece, or as events: of a stream nothing but signs of life is sent until the whole is there."""
-
-    def made(one: Exchange) -> Mapping[str, Any]:
-        one.is_delivered = request.transport is not None and not request.transport.is_closing()
-        return whole({**one.answer, "model": body.get("model") or one.answer["model"]})
-
-    if not body.get("stream"):
-        given = await asking
-        return given if isinstance(given, web.Response) else answer(made(given))
-    asked = asyncio.ensure_future(asking)
-    await asyncio.wait([asked], timeout=_BEAT_S)
-    if asked.done() and isinstance(asked.result(), web.Response):
-        return cast("web.Response", asked.result())
-    stream = web.StreamResponse(headers=_EVENTS)
-    try:
-        await stream.prepare(request)
-        while not asked.done():
-            await stream.write(b": still here\n\n")
-            await asyncio.wait([asked], timeout=_BEAT_S)
-        one: Exchange | web.Response = asked.result()
-        if isinstance(one, web.Response):
-            told = json.loads(one.body or b"{}")  # type: ignore[arg-type]  # ours is bytes
-            await stream.write(b"event: error\ndata: " + json.dumps(told).encode() + b"\n\n")
-            return stream
-        for kind, data in events(made(one)):
-            await stream.write((f"event: {kind}\n" if kind else "").encode() + f"data: {data}\n\n".encode())
-    except ConnectionError:
-        if isinstance(late := await asked, Exchange):
-            late.is_delivered = False
-    return stream

@@ -7,13 +7,18 @@ and their streaming events (2025).
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from secrets import token_hex
-from typing import Any, Final
+from typing import Any, Final, cast
+
+from aiohttp import web
 
 from rlenv.errors import UsageError
+from rlenv.hosts.exchanges import Exchange
+from rlenv.hosts.http import answer
 
 CHAT_FIELDS: Final = (
     "messages tools tool_choice temperature top_p max_tokens max_completion_tokens stop seed response_format"
@@ -22,6 +27,8 @@ CHAT_FIELDS: Final = (
 """What an agent may say of a request; what else servers take (templates, guided decoding) is not an agent's to set."""
 _SAME: Final = ("temperature", "top_p", "parallel_tool_calls")
 _ROLES: Final = {"developer": "system"}
+_BEAT_S: Final = 10.0
+_EVENTS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 def as_chat(body: Mapping[str, Any], before: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
@@ -237,3 +244,42 @@ def call_of(index: int, call: Mapping[str, Any]) -> dict[str, Any]:
     said = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
     function = {"name": str(name), "arguments": said}
     return {"id": call.get("id") or f"call_{index}", "type": "function", "function": function}
+
+
+async def given_in(
+    request: web.Request,
+    body: Mapping[str, Any],
+    asking: Awaitable[Exchange | web.Response],
+    whole: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+    events: Callable[[Mapping[str, Any]], Iterable[tuple[str, str]]],
+) -> web.StreamResponse:
+    """Answers in one piece, or as events: of a stream nothing but signs of life is sent until the whole is there."""
+
+    def made(one: Exchange) -> Mapping[str, Any]:
+        one.is_delivered = request.transport is not None and not request.transport.is_closing()
+        return whole({**one.answer, "model": body.get("model") or one.answer["model"]})
+
+    if not body.get("stream"):
+        given = await asking
+        return given if isinstance(given, web.Response) else answer(made(given))
+    asked = asyncio.ensure_future(asking)
+    await asyncio.wait([asked], timeout=_BEAT_S)
+    if asked.done() and isinstance(asked.result(), web.Response):
+        return cast("web.Response", asked.result())
+    stream = web.StreamResponse(headers=_EVENTS)
+    try:
+        await stream.prepare(request)
+        while not asked.done():
+            await stream.write(b": still here\n\n")
+            await asyncio.wait([asked], timeout=_BEAT_S)
+        one: Exchange | web.Response = asked.result()
+        if isinstance(one, web.Response):
+            told = json.loads(one.body or b"{}")  # type: ignore[arg-type]  # ours is bytes
+            await stream.write(b"event: error\ndata: " + json.dumps(told).encode() + b"\n\n")
+            return stream
+        for kind, data in events(made(one)):
+            await stream.write((f"event: {kind}\n" if kind else "").encode() + f"data: {data}\n\n".encode())
+    except ConnectionError:
+        if isinstance(late := await asked, Exchange):
+            late.is_delivered = False
+    return stream

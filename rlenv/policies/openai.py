@@ -356,15 +356,14 @@ class _Session:
 
     async def _fells(self, messages: Sequence[Message], error: EndpointError) -> bool:
         """True where the server is away for a while each time that it has the policy's words, among harmless ones."""
-        endpoint = self._client.endpoint
-        soon, within_s = partial(beside, endpoint=endpoint), endpoint.timeout_s * max(2, endpoint.retries + 1)
+        soon = partial(beside, endpoint=self._client.endpoint)
         known = partial(tried, partial(self._asked, messages, 1, keeps_own=False, around=soon))
 
         async def own(**tries: Any) -> Completion:
             return await self._asked(messages, 1, keeps_own=True, around=lambda request: request(**tries))
 
         try:
-            await if_felled(known, own, error, self._client, self._policy.falls, within_s=within_s)
+            await if_felled(known, own, error, self._client, self._policy.falls)
         except EndpointError as told:
             return told.is_held
         return False

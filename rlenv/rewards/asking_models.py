@@ -323,7 +323,7 @@ async def if_felled(
     scope: Scope,
     *,
     most: int = ROUNDS,
-    within_s: float,
+    within_s: float | None = None,
     is_known: Callable[[], Awaitable[bool]] | None = None,
 ) -> _T:
     """The answer to a request that failed with `error`, where it may have felled the server: it broke the connection.
@@ -334,12 +334,14 @@ async def if_felled(
     Args:
         known: fails at once where the server is away.
         scope: all who share it and ask for what may have felled the server do so one at a time.
+        within_s: as long as the tries of one answer take, where it is not given.
         is_known: asked of a request that was cut again; True where it is known to fell the server.
 
     Raises:
         EndpointError: `error`, where the server was not away; `is_held`: it fell each time; or nobody can tell.
     """
     lane, falls, was_cut = here(), scope.keep(("falls", client.endpoint.base_url), _Falls), error.is_cut
+    within_s = _tries_s(client) if within_s is None else within_s
     with entered(lane and lane.at("beside")), running_under(Countdown(within_s)):  # a replay does not ask these
         falls.suspects += was_cut  # at once: others find the server away before anybody can say that it is
         try:
@@ -364,15 +366,20 @@ async def if_refused(
     To refuse takes a server no time, and to have many refused costs others theirs: that is asked fewer times, and where
     a limit of rate bars requests, later. Raises RewardError: nobody can tell.
     """
-    endpoint, asks = client.endpoint, partial(_yielding, client) if is_refused else tried
-    within_s, looked = endpoint.timeout_s * max(2, endpoint.retries + 1), partial(asks, known)
+    asks = partial(_yielding, client) if is_refused else tried
+    looked = partial(asks, known)
     for _ in range(looks):
         if not isinstance(told := await looked(), Refused):
             break
     if isinstance(told, Refused) or (isinstance(told, Untold) and not is_refused):
         raise RewardError(told.why)
     most = _REFUSALS if is_refused else ROUNDS
-    return await in_turn(looked, partial(asks, very), most=most, within_s=within_s, took_s=took_s)
+    return await in_turn(looked, partial(asks, very), most=most, within_s=_tries_s(client), took_s=took_s)
+
+
+def _tries_s(client: Client) -> float:
+    """As long as the tries of one answer take."""
+    return client.endpoint.timeout_s * max(2, client.endpoint.retries + 1)
 
 
 async def _yielding(client: Client, request: _Request[_T]) -> Answered[_T] | Refused | Untold:

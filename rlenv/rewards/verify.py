@@ -143,7 +143,7 @@ class _Verify:
         if not self.is_call:
             if any(value is None for value in filled):
                 raise RewardError("expect: the task gives no value to compare with")
-            return [_constant(value) for value in filled]
+            return [comparators.Side(value if isinstance(value, str) else str(value), value) for value in filled]
         calls = [call for arguments in filled for call in self._spread(arguments)]
         if not calls:
             raise RewardError("expect: the task gives no alternative to compare with")
@@ -164,10 +164,6 @@ class _Verify:
         if result.outcome != "ok":
             raise RewardError(f"the gold call of '{self.tool.name}' ended as {result.outcome}: {result.text:.200}")
         return comparators.Side(result.text, result.value, arguments)
-
-
-def _constant(value: Any) -> comparators.Side:
-    return comparators.Side(value if isinstance(value, str) else str(value), value)
 
 
 def _compile(name: str, spec: VerifySpec, context: TermCompileContext) -> Term:

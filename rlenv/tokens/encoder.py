@@ -341,7 +341,9 @@ class TokenEncoder:
         if self.same_turn is not None:
             return ""
         if not messages:
-            messages, tools = [USER], (TOOL,) if self._needs_tools(tuple(roles)) else ()
+            # With tools where a conversation without them is refused that goes on with messages of these roles.
+            form = self.growth.layout(self.story([USER]), TurnShape("none", "", tuple(roles))).form
+            messages, tools = [USER], (TOOL,) if form.has_tools else ()
         story = self.story(messages, tools)
         turn = TurnShape("some" if after_thinking else "none", "" if "tool" in roles else "before", tuple(roles))
         fault = ""
@@ -352,10 +354,6 @@ class TokenEncoder:
             fault = fault or finding.fault
             story.add(turn)
         return fault
-
-    def _needs_tools(self, roles: tuple[str, ...]) -> bool:
-        """True if a conversation without tools is refused that goes on with messages of these roles."""
-        return self.growth.layout(self.story([USER]), TurnShape("none", "", roles)).form.has_tools
 
     def story(self, messages: Sequence[Message | Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Story:
         """A conversation of these first messages, of which the shapes are to be looked at."""

@@ -97,11 +97,6 @@ def fast_tokenizer(tokenizer: Any) -> Tokenizer:
     return found
 
 
-def _is_blank(text: str) -> bool:
-    """True if a token is white space; tokenizers of SentencePiece spell a space `▁`."""
-    return text.replace("▁", " ").isspace()
-
-
 class Signs:
     """The characters of a set of tokens: to tell texts that may be a part of one."""
 
@@ -161,7 +156,7 @@ class Vocabulary:
             self.plain.pre_tokenizer = tokenizer.pre_tokenizer
         if tokenizer.decoder is not None:
             self.plain.decoder = tokenizer.decoder
-        ordinary = {text for text in self.added if _is_blank(text)}
+        ordinary = {text for text in self.added if text.replace("▁", " ").isspace()}  # as SentencePiece spells one
         for number, token in added.items():
             text = token.content
             if text not in ordinary and not token.special and text not in source and number in encode(self.plain, text):

@@ -149,10 +149,6 @@ class _Stand:
         return _empty_folder().name
 
 
-def _is_of_episode(spec: McpSpec) -> bool:
-    return is_of_episode([spec.command, spec.cwd, spec.url, dict(spec.env), dict(spec.headers)])
-
-
 def pin_path(spec: McpSpec, context: CompileContext) -> Path | None:
     """The file that pins the entry's tools, where it names one."""
     return context.path("pin", spec.pin) if spec.pin is not None else None
@@ -257,7 +253,7 @@ def compile_mcp(name: str, spec: McpSpec, context: CompileContext) -> Sequence[T
     said = {"server": listing.server, "version": listing.version, "protocol": listing.protocol}
     pinned = {"pin": listing.digest} if path is not None else {}
     about = {key: value for key, value in (said | pinned).items() if value}
-    is_own = _is_of_episode(spec)
+    is_own = is_of_episode([spec.command, spec.cwd, spec.url, dict(spec.env), dict(spec.headers)])
 
     def server_of(call: ToolContext) -> McpServer:
         try:

@@ -75,7 +75,8 @@ def arguments(
         if not _fits(value, wanted):
             hint = f"see `rlenv {kind} --help`"
             raise UsageError(f"expected {_word(wanted)}", key=f"options.{name}", hint=hint)
-        if any("\0" in text or encodable(text) is not text for text in _texts(value)):
+        texts = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+        if any("\0" in text or encodable(text) is not text for text in texts):
             raise UsageError("a text that no command can be given", key=f"options.{name}")
         if wanted.writes:
             value = confine(value)
@@ -88,10 +89,6 @@ def arguments(
 def job_options(record: type[Options]) -> dict[str, Option]:
     """The options of a command's record that a page may give, by their names without dashes."""
     return {one.flag.lstrip("-").replace("-", "_"): one for one in options_of(record) if one.flags and not one.local}
-
-
-def _texts(value: Any) -> list[str]:
-    return [value] if isinstance(value, str) else value if isinstance(value, list) else []
 
 
 def _word(wanted: Option) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from rlenv.runs.folder import KeptRun, RunInfo
 from rlenv.testing.endpoint import FakeEndpoint, HostileEndpoint, Reply, never
 from tests.support.asked import Asks, Speaker, asking, plays, written
 from tests.support.hosts import CALLS, RIGHT, SPEC, encoder_of, finished, gated, gateway, seat_of
+from tests.support.judges import falling
 
 
 @pytest.mark.parametrize("prefix", ["", "mcp__rlenv__", "rlenv."])
@@ -222,6 +224,25 @@ def test_a_request_that_makes_the_server_fail_is_the_agents_where_another_is_ans
         return await finished(ask, seat)
 
     assert gateway(answer, tmp_path, play)["success"] is True
+
+
+@pytest.mark.parametrize("has_proxy", [False, True])
+def test_a_request_that_fells_the_server_each_time_is_the_agents_and_takes_nothing_from_others(
+    tmp_path: Path, has_proxy: bool
+) -> None:
+    """It is away for a moment each time, and so to what is asked beside."""
+
+    async def play(ask: Asks, model: FakeEndpoint) -> Any:
+        seat, other, third = await seat_of(ask), await seat_of(ask), await seat_of(ask)
+        await plays(ask, third)  # a proxy tells that a server fell only of one that has answered
+        fells = {"messages": [{"role": "user", "content": "It fells."}]}
+        told, _ = await asyncio.gather(ask("POST", f"{seat['base_url']}/chat/completions", fells), plays(ask, other))
+        assert told[0] == 400
+        await plays(ask, seat)
+        return [(await finished(ask, one))["success"] for one in (seat, other, third)]
+
+    before = partial(falling, has_proxy=has_proxy)
+    assert gateway(Speaker([CALLS, RIGHT]), tmp_path, play, before=before, timeout_s=20.0, retries=1) == [True] * 3
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +49,15 @@ async def gated(
     timeout_s: float = 120.0,
     retries: int = 0,
     concurrency: int = 64,
+    before: Callable[[str], AbstractAsyncContextManager[str]] = nullcontext,
     **options: Any,
 ) -> AsyncIterator[tuple[Asks, FakeEndpoint, Gateway]]:
-    """A gateway before a scripted model, and whoever asks it."""
+    """A gateway before a scripted model, or what stands `before` its address, and whoever asks it."""
     (folder / "sums.yaml").write_text(spec, encoding="utf-8")
-    async with FakeEndpoint(answers) as model:
+    async with FakeEndpoint(answers) as model, before(model.base_url) as address:
         asked: dict[str, Any] = {"retries": retries, "timeout_s": timeout_s, "sampling": sampling}
         asked["concurrency"] = concurrency
-        client = Client(Endpoint(name="", base_url=model.base_url, model="policy", **asked))
+        client = Client(Endpoint(name="", base_url=address, model="policy", **asked))
         try:
             made = Gateway(rlenv.load(folder / "sums.yaml"), client, **options)
             async with asking(made.application()) as ask:

@@ -102,7 +102,8 @@ def run_to_end(
             try:
                 how = _waited_for(process, look)
             finally:
-                with _undisturbed():
+                # No further signal cuts the clean-up short: a second Ctrl-C is pressed exactly while it runs.
+                with _handled(signal.SIGINT, signal.SIGTERM, handler=signal.SIG_IGN):
                     segments.look()
                     _end(process, mark)
                     segments.remove()
@@ -157,11 +158,6 @@ def _as_interrupt(_signal: int, _frame: object) -> None:
 def terminated_as_interrupted() -> AbstractContextManager[None]:
     """In the block a SIGTERM, which would end the process where it stands, is a Ctrl-C."""
     return _handled(signal.SIGTERM, handler=_as_interrupt)
-
-
-def _undisturbed() -> AbstractContextManager[None]:
-    """No further signal cuts the clean-up short: a second Ctrl-C is pressed exactly while it runs."""
-    return _handled(signal.SIGINT, signal.SIGTERM, handler=signal.SIG_IGN)
 
 
 @contextlib.contextmanager

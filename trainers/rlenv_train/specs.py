@@ -17,7 +17,7 @@ import shutil
 import sys
 import sysconfig
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -263,7 +263,8 @@ def _collect(loaded: LoadedSpec, environment: Environment | None, named: _Named,
             if not file or len(file) > 1024 or "\n" in file or file.strip("./") == "":
                 continue
             try:
-                find = base.joinpath if template is None else _finder(template, base, loaded)
+                roots, vars = loaded.roots, loaded.spec.vars
+                find = base.joinpath if template is None else finder(template, base=base, roots=roots, vars=vars)
                 path = _real(find(file))
                 if not path.exists():
                     continue
@@ -322,10 +323,6 @@ def _written(
                         yield filled, template
     except TemplateError:
         return  # it needs more than constants and rows, so it is no path that could be followed
-
-
-def _finder(template: Template, base: Path, loaded: LoadedSpec) -> Callable[[str], Path]:
-    return finder(template, base=base, roots=loaded.roots, vars=loaded.spec.vars)
 
 
 def _is_of_the_system(path: Path) -> bool:

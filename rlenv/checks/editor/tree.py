@@ -150,7 +150,8 @@ def find_cursor(text: str, offset: int) -> CursorReadings:
         found: dict[Cursor, None] = {}
         data: dict[str, Any] = {}
         for tried in tries:
-            node = _parsed(_blank(tried, section[0]))
+            # All before it is spaces: every place stays where it is.
+            node = _parsed(_NOT_BREAKS.sub(" ", tried[: section[0]]) + tried[section[0] :])
             for cursor in _marked(node, ()) if node is not None else ():
                 found[cursor] = None
                 stands = text[start:end] if has_colon else ""
@@ -198,11 +199,6 @@ def _closers(text: str) -> str:
         elif opened and character == opened[-1]:
             opened.pop()
     return quote + "".join(reversed(opened))
-
-
-def _blank(text: str, start: int) -> str:
-    """The text with all before `start` as spaces, so that every place stays where it is."""
-    return _NOT_BREAKS.sub(" ", text[:start]) + text[start:]
 
 
 def _parsed(text: str) -> Node | None:

@@ -237,17 +237,14 @@ def pass_curve(kind: Kind, tasks: Sequence[tuple[int, int]], *, samples: int) ->
 
     For each k up to `samples`, which is how often tasks were played; beyond 256 for powers of two and `samples`.
     """
-    wanted = range(1, samples + 1) if samples <= _ALL else _powers(samples)
+    some = {*(2**power for power in range(samples.bit_length())), samples}
+    wanted = range(1, samples + 1) if samples <= _ALL else sorted(some)
     values: dict[int, list[tuple[float, int]]] = {k: [] for k in wanted}
     for (won, valid), count in Counter(tasks).items():
         for k, all_alike in _shares(won if kind == "hat" else valid - won, valid):
             if k in values:
                 values[k].append((all_alike if kind == "hat" else 1 - all_alike, count))
     return {k: _figure(k, known, tasks) for k, known in values.items()}
-
-
-def _powers(samples: int) -> list[int]:
-    return sorted({*(2**power for power in range(samples.bit_length())), samples})
 
 
 def _shares(alike: int, valid: int) -> Iterator[tuple[int, float]]:

@@ -252,7 +252,7 @@ def means(values: NDArray[np.float64], at: NDArray[np.int64], count: int) -> dic
     sizes = np.bincount(at, minlength=count)
     sums = np.bincount(at, values, minlength=count)
     means = np.divide(sums, sizes, out=np.full(count, np.nan), where=sizes > 0)
-    return {"mean": _known(means), "n": sizes.tolist()}
+    return {"mean": [value if math.isfinite(value) else None for value in means.tolist()], "n": sizes.tolist()}
 
 
 def _bands(
@@ -265,10 +265,6 @@ def _bands(
         steps[place].setdefault(own, []).append(value)
     found = [mean_interval(list(groups.values())) or (None, None) for groups in steps]
     return {"low": [low for low, _ in found], "high": [high for _, high in found]}
-
-
-def _known(values: NDArray[np.float64]) -> list[float | int | None]:
-    return [value if math.isfinite(value) else None for value in values.tolist()]
 
 
 def counts(rows: Snapshot, column: str) -> Mapping[str, int]:
