@@ -41,7 +41,7 @@ def judge_groups(environment: Environment, thresholds: Thresholds, chapter: Chap
     """One finding for each group term that pays an adversary more than the oracle, by more than the threshold."""
     terms = [name for name, spec in environment.spec.rewards.items() if spec.kind == "group" and spec.weight]
     totals = [gold.reward.total for gold in chapter.golds.values() if gold.reward.total is not None]
-    oracle = math.fsum(totals) / len(totals) if totals else 0.0
+    oracle = mean_of(totals) or 0.0
     if not terms or oracle <= 0:
         return []
     found: dict[str, dict[str, _Gain]] = {name: {} for name in terms}
@@ -50,7 +50,7 @@ def judge_groups(environment: Environment, thresholds: Thresholds, chapter: Chap
             scored = _scored(environment, chapter, way)
             for name in terms:
                 gains = [_paid(one, name) - _paid(other, name) for one, other in scored]
-                gain = math.fsum(gains) / len(gains) if gains else 0.0
+                gain = mean_of(gains) or 0.0
                 known = found[name].get(adversary.name)
                 if gain > thresholds.adversary * oracle and (known is None or gain > known.value):
                     shown = scored[gains.index(max(gains))][0]
@@ -285,9 +285,7 @@ class AuditTally:
         for chapter in self.chapters:
             judged = judge_chapter(self.environment, self.thresholds, chapter, self._foreign(oracle))
             for one in (*judged, *judge_groups(self.environment, self.thresholds, chapter)):
-                key = (one.hole, one.term, one.where)
-                if key not in found:
-                    found[key] = one
+                found.setdefault((one.hole, one.term, one.where), one)
         return list(found.values())
 
     def _foreign(self, oracle: float) -> Mapping[str, tuple[float, Trajectory]]:

@@ -78,19 +78,11 @@ class Seen:
         return None if found is None else cut_middle(found, _MAX_VALUE)
 
 
-def _lines(text: str) -> list[str]:
-    return [line.strip() for line in text.splitlines() if line.strip()]
-
-
-def _numbers(text: str) -> list[str]:
-    return _NUMBER.findall(text)
-
-
-def _words(text: str) -> list[str]:
-    return text.split()
-
-
-_SPLITS: Final[Mapping[str, Callable[[str], list[str]]]] = {"line": _lines, "number": _numbers, "word": _words}
+_SPLITS: Final[Mapping[str, Callable[[str], list[str]]]] = {
+    "line": lambda text: [line.strip() for line in text.splitlines() if line.strip()],
+    "number": _NUMBER.findall,
+    "word": str.split,
+}
 _PARTS: Final = {f"{of}_{part}": split for of in ("prompt", "tool") for part, split in _SPLITS.items()}
 
 
@@ -215,7 +207,8 @@ def view_of(environment: Environment, golds: Sequence[Trajectory]) -> str:
     """
     spec = environment.spec
     prompts = [_prompt(gold) for gold in golds[:_EXAMPLES]]
-    rewards = {name: entry.model_dump(mode="json", by_alias=True, exclude_unset=True) for name, entry in _entries(spec)}
+    entries = spec.rewards.items()
+    rewards = {name: entry.model_dump(mode="json", by_alias=True, exclude_unset=True) for name, entry in entries}
     calls = ""
     if environment.tool_schemas:
         example = Message("assistant", "", (ToolCall("NAME", {"argument": "value"}),))
@@ -228,7 +221,7 @@ def view_of(environment: Environment, golds: Sequence[Trajectory]) -> str:
         f"# Limits\n{_json(spec.limits.model_dump(mode='json', by_alias=True, exclude_none=True))}",
         f"# Reward terms as written (the reward is the sum of weight · value)\n{_json(rewards)}",
     ]
-    if code := "\n\n".join(found for name, entry in _entries(spec) if (found := _code(environment, name, entry))):
+    if code := "\n\n".join(filter(None, (_code(environment, name, entry) for name, entry in entries))):
         parts.append(f"# Code of the terms that are Python\n{code}")
     if spec.success is not None:
         parts.append(f"# Success\n{spec.success}")
@@ -239,10 +232,6 @@ def view_of(environment: Environment, golds: Sequence[Trajectory]) -> str:
         "each task yourself. It costs many requests; write a script where one does."
     )
     return redact("\n\n".join(cut_middle(part, _MAX_PART) for part in parts))
-
-
-def _entries(spec: Any) -> list[tuple[str, Any]]:
-    return list(spec.rewards.items())
 
 
 def _code(environment: Environment, name: str, entry: Any) -> str:

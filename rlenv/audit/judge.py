@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from rlenv.endpoints.account import asks
 from rlenv.episodes.environment import Environment
 from rlenv.errors import EpisodeError, UsageError
 from rlenv.messages import ParsedAction, ToolResult
-from rlenv.rewards.base import RewardContext, Term
+from rlenv.rewards.base import Measured, RewardContext, Term
 from rlenv.rewards.judge import JudgeSpec
 from rlenv.runs.figures.rewards import Estimate, kappa
 from rlenv.secrets import redact_within
@@ -192,7 +193,6 @@ class _Judge:
 
     def __init__(self, environment: Environment, term: Term, *, seed: int) -> None:
         assert isinstance(term.spec, JudgeSpec)
-        assert term.measure_async is not None
         self.name = term.name
         self.scale = term.spec.ends
         self.seed = seed
@@ -203,8 +203,7 @@ class _Judge:
         self.panel = (term.spec.combine, *weights, term.spec.quorum) if weights else ()
         self.digests: dict[str, None] = {}
         self.by_member: list[str] = [""] * len(listed)
-        self._measure = term.measure_async
-        self._environment = environment
+        self._ask = partial(asked_alone, environment, term, seed=seed)
         self._places = asyncio.Semaphore(_AT_ONCE)
 
     def shares(self, pairs: Pairs) -> list[tuple[float, float]]:
@@ -216,21 +215,15 @@ class _Judge:
         self, asked: Sequence[tuple[Mapping[str, Any], str]], reasons: Counter[str] | None = None
     ) -> list[_Asked]:
         """One score for each (task, message), None where it is invalid; `reasons` counts what was wrong."""
-        return await asyncio.gather(*(self._score(task, message, reasons) for task, message in asked))
+        counted = Counter[str]() if reasons is None else reasons
+        return await asyncio.gather(*(self._score(task, message, counted) for task, message in asked))
 
-    async def _score(self, task: Mapping[str, Any], message: str, reasons: Counter[str] | None) -> _Asked:
-        environment, turn = self._environment, Turn(0, message, ParsedAction(message))
-        context = RewardContext(
-            task, (), (turn,), message, {}, environment.spec.vars, no_call, "", environment.scope, self.seed
-        )
+    async def _score(self, task: Mapping[str, Any], message: str, reasons: Counter[str]) -> _Asked:
+        turn = Turn(0, message, ParsedAction(message))
         async with self._places:
-            try:
-                with asks(f"judge {self.name}"):
-                    measured = await self._measure(context)
-            except EpisodeError as error:
-                if reasons is not None:
-                    reasons[redact_within(str(error), _MAX_REASON)] += 1
-                return _Asked(None, (None,) * len(self.models))
+            measured = await self._ask(task, (turn,), message, reasons=reasons)
+        if measured is None:
+            return _Asked(None, (None,) * len(self.models))
         judges = measured.details["judges"]
         for place, asked in enumerate(judges):
             self.digests[asked["prompt_sha256"]] = None
@@ -398,6 +391,27 @@ def _change(
     return bootstrap(known, mean, seed=seed)
 
 
-async def no_call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+async def asked_alone(
+    environment: Environment,
+    term: Term,
+    task: Mapping[str, Any],
+    turns: tuple[Turn, ...],
+    answer: str | None,
+    *,
+    seed: int,
+    reasons: Counter[str],
+) -> Measured | None:
+    """The verdict of a judge outside of an episode; None where it gives none: `reasons` counts what was wrong."""
+    assert term.measure_async is not None
+    vars, scope = environment.spec.vars, environment.scope
+    try:
+        with asks(f"judge {term.name}"):
+            return await term.measure_async(RewardContext(task, (), turns, answer, {}, vars, _no_call, "", scope, seed))
+    except EpisodeError as error:
+        reasons[redact_within(str(error), _MAX_REASON)] += 1
+        return None
+
+
+async def _no_call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
     """Stands for the tools of an episode that was not played. Raises UsageError."""
     raise UsageError(f"a judge called the tool '{name}'")

@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from string import Template
 from typing import Any, Final
@@ -18,18 +18,15 @@ import jinja2
 import jinja2.meta
 
 from rlenv._base.bounded import cut_middle
-from rlenv.audit.judge import no_call
+from rlenv.audit.judge import asked_alone
 from rlenv.audit.report import Hole, HoleEpisode, JudgedTerm, JudgeFall, hole_of, mean_of
 from rlenv.audit.subject import AuditSubject, Progress
 from rlenv.audit.texts import ATTACKS, DATA, HINTS, NEUTRAL, JudgeAttack, words_of
-from rlenv.endpoints.account import asks
 from rlenv.episodes.environment import Environment
-from rlenv.errors import EpisodeError
 from rlenv.language.kinds import kind_of
 from rlenv.rewards import answer as answers
-from rlenv.rewards.base import Measured, RewardContext, Term
+from rlenv.rewards.base import Term
 from rlenv.rewards.judge import JudgeSpec
-from rlenv.secrets import redact_within
 from rlenv.trajectory import Trajectory, Turn
 
 _SLACK: Final = 1e-9
@@ -192,10 +189,7 @@ class _Attacked:
     def _shown(self) -> frozenset[str]:
         """The material that the judges see."""
         prompts = [member.prompt or self.spec.prompt for member in self.spec.judges] or [self.spec.prompt]
-        shown: set[str] = set()
-        for prompt in prompts:
-            shown |= _material(prompt) or {"message"}
-        return frozenset(shown)
+        return frozenset().union(*(_material(prompt) or {"message"} for prompt in prompts))
 
     async def _of_text(self, subject: AuditSubject, text: str) -> dict[str, float]:
         action, parsed = self.environment.parse(text)
@@ -204,20 +198,11 @@ class _Attacked:
 
     async def _ask(self, gold: Trajectory, turns: tuple[Turn, ...], answer: str | None) -> dict[str, float]:
         """The scores of the term and of each of its judges, as places on the scale; none where there was no verdict."""
-        environment = self.environment
-        context = RewardContext(
-            gold.task, (), turns, answer, {}, environment.spec.vars, no_call, "", environment.scope, self.seed
-        )
-        measure: Callable[[RewardContext], Awaitable[Measured]] | None = self.term.measure_async
-        assert measure is not None
         async with self.places:
-            try:
-                with asks(f"judge {self.term.name}"):
-                    measured = await measure(context)
-            except EpisodeError as error:
-                self.invalid[redact_within(str(error), 300)] += 1
-                return {}
-        if measured.value is None:
+            measured = await asked_alone(
+                self.environment, self.term, gold.task, turns, answer, seed=self.seed, reasons=self.invalid
+            )
+        if measured is None or measured.value is None:
             return {}
         self.values.append(measured.value)
         return {"": measured.value, **self._judges(measured.details)}

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 from rlenv.audit import verdicts as causes
 from rlenv.audit.adversaries import ADVERSARIES, Adversary
@@ -36,6 +37,7 @@ _WHOLE = 0.9
 _FEW_TASKS = 0.05
 _LEAST = 2
 _ALSO = 3
+_NAMED = {adversary.name: adversary for adversary in ADVERSARIES}
 
 
 def judge_chapter(
@@ -43,28 +45,27 @@ def judge_chapter(
 ) -> list[Hole]:
     """The findings; `foreign` are terms that rose with what tools wrote."""
     verdicts = causes.Verdicts(environment.spec.rewards, thresholds, chapter.golds)
-    named = {adversary.name: adversary for adversary in ADVERSARIES}
     for term, unsteady in chapter.unsteady.items():
         verdicts.explain_whole(term, unsteady)
-    _judge(verdicts, named["nothing"], chapter)
+    _judge(verdicts, _NAMED["nothing"], chapter)
     causes.judge_sides(verdicts, chapter)
-    _judge(verdicts, named["vanishing"], chapter)
+    _judge(verdicts, _NAMED["vanishing"], chapter)
     for name in _BEFORE_TOOLS:
         if name == "idle_calls":
             _judge_alone(verdicts, chapter, "beyond")
             _judge_alone(verdicts, chapter, "same_call")
             _judge_otherwise(verdicts, chapter, is_left_out=True)
-        _judge(verdicts, named[name], chapter)
+        _judge(verdicts, _NAMED[name], chapter)
     for one in (one for one in ADVERSARIES if one.in_machine):
         _judge(verdicts, one, chapter)
     verdicts.findings[:] = [_named(environment, one, chapter) for one in verdicts.findings]
     _judge_foreign_text(verdicts, chapter, foreign)
     _judge_tried(verdicts, chapter, "echoed")
-    _judge(verdicts, named["judge_instructions"], chapter)
+    _judge(verdicts, _NAMED["judge_instructions"], chapter)
     _judge_tried(verdicts, chapter, "emptied_state", "unused_tool")
     _judge_beyond(verdicts, chapter, "every_value", "every_listed")
     _judge_tried(verdicts, chapter, "written")
-    _judge(verdicts, named["thought_answer"], chapter)
+    _judge(verdicts, _NAMED["thought_answer"], chapter)
     _judge_tried(verdicts, chapter, "talk", "told", "corrected", "listed")
     _judge_beyond(verdicts, chapter, "unchecked_call")
     _judge_tried(verdicts, chapter, "only_said")
@@ -73,7 +74,7 @@ def judge_chapter(
     _judge_leaks(verdicts, chapter)
     _judge_tried(verdicts, chapter, "asked_until_right")
     _judge_tried(verdicts, chapter, "another")
-    _judge_answers(verdicts, named, chapter)
+    _judge_answers(verdicts, chapter)
     if not any(one.hole == "paid_again" for one in verdicts.findings):
         _judge_tried(verdicts, chapter, "again")
     success = _judge_success(environment, thresholds, chapter)
@@ -81,7 +82,7 @@ def judge_chapter(
     return [*(causes.advised(environment, one, chapter) for one in earned), *unmeasured(environment, chapter)]
 
 
-def _judge_answers(verdicts: causes.Verdicts, named: Mapping[str, Adversary], chapter: Chapter) -> None:
+def _judge_answers(verdicts: causes.Verdicts, chapter: Chapter) -> None:
     """Answers that are right in part, many as one, or the same on all tasks, in the order of causes."""
     # Where many answers as one earn no more than one of them on every task, it is that one which is paid.
     alone, many = (
@@ -91,21 +92,21 @@ def _judge_answers(verdicts: causes.Verdicts, named: Mapping[str, Adversary], ch
     # What is changed on a few tasks alone is right by accident where many answers as one are right on all.
     changed = [len(_whole(way, chapter)) / len(way) for _, way in chapter.tried["variant"] if way]
     if alone < many >= _WHOLE > 2 * max(changed, default=0.0):
-        _judge(verdicts, named["every_option"], chapter)
+        _judge(verdicts, _NAMED["every_option"], chapter)
     # A far number that is right on a few tasks shares by accident what the others were made to share.
     near = max((causes.share_of(way, chapter.golds) for way in chapter.ways.get("near_answer", [])), default=0.0)
     for number in (0, 1) if near > _SPARSE else (1, 0):
         if number:
             _judge_variants(verdicts, chapter)
         else:
-            _judge(verdicts, named["near_answer"], chapter)
+            _judge(verdicts, _NAMED["near_answer"], chapter)
     _judge_foreign(verdicts, chapter)
     _judge_tried(verdicts, chapter, "commonest")
     if chapter.answers <= _FEW or alone >= _WHOLE * many > 0:
         _judge_guesses(verdicts, chapter)
-        _judge_rest(verdicts, named, chapter)
+        _judge_rest(verdicts, chapter)
     else:
-        _judge_rest(verdicts, named, chapter)
+        _judge_rest(verdicts, chapter)
         _judge_guesses(verdicts, chapter)
 
 
@@ -168,9 +169,8 @@ def _judge_success(environment: Environment, thresholds: Thresholds, chapter: Ch
             valid = {key: ended for key, ended in way.items() if ended.reward.total is not None}
             free = {key: ended for key, ended in valid.items() if ended.success and not (is_known and _is_asked(ended))}
             # Who pastes what tools gave has made the oracle's calls.
-            free = (
-                free if adversary.name != "pasted" else {key: free[key] for key in free.keys() - chapter.worked.keys()}
-            )
+            if adversary.name == "pasted":
+                free = {key: free[key] for key in free.keys() - chapter.worked.keys()}
             limit = max(adversary.most or thresholds.adversary, causes.SLACK)
             if len(free) > limit * len(way) and causes.share_of(free, chapter.golds) <= _SPARSE:
                 message = f"a policy that {adversary.does} is a success on {len(free)} of {len(way)} tasks, and earns"
@@ -181,7 +181,7 @@ def _judge_success(environment: Environment, thresholds: Thresholds, chapter: Ch
             found |= {"wrong_sign": turned} if turned is not None and "wrong_sign" not in found else {}
             outdone = {key: one for key, one in valid.items() if _is_outdone(chapter.golds[key], one)}
             if len(outdone) >= max(2, _FEW_TASKS * len(way)):
-                mine, theirs = (_mean([total_of(one) for one in some]) for some in _beside(outdone, chapter))
+                mine, theirs = _beside(outdone, chapter)
                 is_cost = theirs < -causes.SLACK
                 message = f"a policy that {adversary.does} earns {mine:.2f} where the oracle earns {theirs:.2f}, on "
                 message += f"{len(outdone)} of {len(way)} tasks"
@@ -196,7 +196,7 @@ def _turned(adversary: Adversary, way: Way, chapter: Chapter) -> Hole | None:
     more = {key: one for key, one in way.items() if total_of(one) > 2 * max(total_of(chapter.golds[key]), causes.SLACK)}
     if 2 * len(more) <= len(way):
         return None
-    mine, theirs = (_mean([total_of(one) for one in some]) for some in _beside(more, chapter))
+    mine, theirs = _beside(more, chapter)
     message = f"a policy that {adversary.does} earns {mine:.2f} where the oracle earns {theirs:.2f}"
     return _shown("wrong_sign", message, more, chapter, HINTS["sign"])
 
@@ -207,8 +207,9 @@ def _is_outdone(gold: Trajectory, ended: Trajectory) -> bool:
     return bool(paid) and min(paid) >= 1 - causes.SLACK and total_of(gold) <= min(total_of(ended), causes.SLACK)
 
 
-def _beside(way: Way, chapter: Chapter) -> tuple[list[Trajectory], list[Trajectory]]:
-    return list(way.values()), [chapter.golds[key] for key in way]
+def _beside(way: Way, chapter: Chapter) -> tuple[float, float]:
+    """The mean reward of a way, and the oracle's on the same tasks."""
+    return fmean(map(total_of, way.values())), fmean(total_of(chapter.golds[key]) for key in way)
 
 
 def _shown(hole: str, message: str, way: Way, chapter: Chapter, hint: str) -> Hole:
@@ -240,10 +241,10 @@ def _judge_foreign_text(
             verdicts.explain_whole(term, found)
 
 
-def _judge_rest(verdicts: causes.Verdicts, named: Mapping[str, Adversary], chapter: Chapter) -> None:
+def _judge_rest(verdicts: causes.Verdicts, chapter: Chapter) -> None:
     verdicts.explain(chapter.worked)  # who pastes what tools gave has called them; that may be the task
     for name in ("every_option", "pasted", "copied", "joined", "odd_answer"):
-        _judge(verdicts, named[name], chapter)
+        _judge(verdicts, _NAMED[name], chapter)
 
 
 def _judge(verdicts: causes.Verdicts, adversary: Adversary, chapter: Chapter) -> None:
@@ -254,10 +255,8 @@ def _judge(verdicts: causes.Verdicts, adversary: Adversary, chapter: Chapter) ->
         max((causes.share_of(way, chapter.golds) for way in some), default=0.0) for some in (ways, controls)
     )
     if alike >= _ALIKE * earned > 0:
-        wrong = next(one for one in ADVERSARIES if one.name == "wrong_answer")
-        verdicts.judge(
-            causes.Suspect(wrong.name, wrong.hole, adversary.control_does, wrong.hint, kin=causes.ANY_ANSWER), controls
-        )
+        wrong, does = _NAMED["wrong_answer"], adversary.control_does
+        verdicts.judge(causes.Suspect(wrong.name, wrong.hole, does, wrong.hint, kin=causes.ANY_ANSWER), controls)
     first = len(ways) - adversary.controls
     shown = [causes.beyond(way, ways[first:]) for way in ways[:first]]
     verdicts.judge(adversary, [way for way in shown if not adversary.whole or verdicts.pays_whole(way)])
@@ -278,11 +277,9 @@ def _named(environment: Environment, found: Hole, chapter: Chapter) -> Hole:
     if found.hole == "paid_for_ending" and reads_state:
         return dataclasses.replace(found, code="state_at_start", hint=HINTS["state"])
     if found.hole in ("form_only", "paid_for_ending") and causes.is_empty(chapter, found.episode):
-        named = next(adversary for adversary in ADVERSARIES if adversary.name == "empty")
-        return dataclasses.replace(found, code=named.hole, hint=named.hint)
+        return dataclasses.replace(found, code=_NAMED["empty"].hole, hint=_NAMED["empty"].hint)
     if found.hole == "paid_for_ending" and environment.spec.answer.from_ == "final_message":
-        named = next(adversary for adversary in ADVERSARIES if adversary.name == "wrong_answer")
-        found = dataclasses.replace(found, code=named.hole, hint=named.hint)
+        found = dataclasses.replace(found, code=_NAMED["wrong_answer"].hole, hint=_NAMED["wrong_answer"].hint)
     if found.hole == "form_only" and found.episode is not None:
         # One that runs the answer compares it, whatever state it is run on.
         if reads_state and term is not None and term.spec.kind == "verify" and not runs_answer(term.spec):
@@ -302,7 +299,7 @@ def _of_wrong(chapter: Chapter) -> tuple[str, str] | None:
     if len(wrong) < 2:
         return None
     if max(wrong[0], 0.0) < wrong[1] / 4:
-        return next((one.hole, one.hint) for one in ADVERSARIES if one.name == "odd_answer")
+        return _NAMED["odd_answer"].hole, _NAMED["odd_answer"].hint
     is_near = bool(sides) and max(wrong[1], sides[0], sides[-1], 0.0) < wrong[0] / 4
     return ("loose_match", HINTS["near"]) if is_near else None
 
@@ -362,16 +359,15 @@ def _is_chance(way: Way, chapter: Chapter) -> bool:
     if 2 * len(listed) < len(way):
         return False
     hits = sum((ended.reward.total or 0.0) > (chapter.golds[key].reward.total or 0.0) / 2 for key, ended in way.items())
-    return tail(hits, len(way), _mean(listed)) > _LUCK
+    return tail(hits, len(way), fmean(listed)) > _LUCK
 
 
 def _judge_foreign(verdicts: causes.Verdicts, chapter: Chapter) -> None:
     """An answer of one task that is taken for right where another one is wanted: the comparison is too wide."""
     for answer, way in chapter.constants:
         mine = [chapter.hearts.get(key, "") for key, gold in chapter.golds.items() if gold.answer == answer]
-        others = {
-            key: one for key, one in way.items() if not any(same(chapter.hearts.get(key, ""), own) for own in mine)
-        }
+        own = {key for key in way if any(same(chapter.hearts.get(key, ""), one) for one in mine)}
+        others = {key: one for key, one in way.items() if key not in own}
         does = f"gives the right answer of another task ('{answer:.40}') where another one is wanted"
         hint = "compare more strictly: answers that differ are taken for one"
         suspect = causes.Suspect("constant_answer", "loose_match", does, hint)
@@ -420,7 +416,7 @@ def _judge_choice(verdicts: causes.Verdicts, chapter: Chapter) -> None:
     gold = math.fsum(chapter.golds[key].reward.total or 0.0 for key in sums)
     if gold <= 0:
         return
-    share, new = (math.fsum(_mean(part) for part in found.values()) / gold for found in (sums, rest))
+    share, new = (math.fsum(fmean(part) for part in found.values()) / gold for found in (sums, rest))
     # Tasks that list nothing are not guessed.
     played = {key for way in chapter.ways.get("every_option", []) for key in way}
     is_most = 2 * len(sums) >= len(played)
@@ -433,7 +429,3 @@ def _judge_choice(verdicts: causes.Verdicts, chapter: Chapter) -> None:
     hint = "list more answers, let a wrong one cost as much as keeps a guess at nothing, or ask for the answer itself"
     episode = causes.episode_of(shown[number], chapter.golds[number])
     verdicts.findings.append(hole_of("chance", f"{message} reward: {term}", term, hint, episode))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)

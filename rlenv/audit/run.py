@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 from rlenv.audit import asking
 from rlenv.audit.account import AuditTally
@@ -310,15 +311,8 @@ class _ModelAttacks:
         if attacker is None:
             self.notes += ("no model attacked the reward: name one by --attacker",)
             return
-        self.tried = await try_attacker(
-            environment,
-            golds,
-            attacker.endpoint,
-            limits=attacker.limits,
-            threshold=self.threshold,
-            seed=self.seed,
-            on_progress=self.on_progress,
-        )
+        about: dict[str, Any] = {"limits": attacker.limits, "threshold": self.threshold, "seed": self.seed}
+        self.tried = await try_attacker(environment, golds, attacker.endpoint, **about, on_progress=self.on_progress)
         if attacker.on_episode is not None and self.tried.episode is not None:
             attacker.on_episode(self.tried.episode)
 
@@ -330,9 +324,8 @@ class _ModelAttacks:
             # Asked by itself a judge shows which text moves it; that an adversary earned by one is the same cause.
             # One whose scale is upside down pays whatever is wrong: that is all there is to say of it.
             worst = {one.term for one in self.judged.findings if one.hole == "judge_dislikes_oracle"}
-            turned = {
-                one.term for one in self.judged.terms if abs((one.wrong or 0.0) - (one.oracle or 0.0)) > 0.5
-            } & worst
+            far = {one.term for one in self.judged.terms if abs((one.wrong or 0.0) - (one.oracle or 0.0)) > 0.5}
+            turned = worst & far
             moved = {finding.term for finding in self.judged.findings}
             long = {finding.term for finding in self.judged.findings if finding.hole == "judge_likes_length"}
             said = {"judge_obeys": moved, "length_paid": long}
