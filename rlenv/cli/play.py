@@ -162,7 +162,7 @@ async def _play(policy: Policy, environment: Environment, episode: Episode, cons
     return episode.trajectory
 
 
-class _Hand:
+class _Hand(Policy):
     """You, as a policy: what you type is the next action. EOFError once you leave."""
 
     name = "you"
@@ -179,9 +179,6 @@ class _Hand:
         if action is None:
             raise EOFError
         return action
-
-    async def aclose(self) -> None:
-        """Nothing to close."""
 
 
 def _shown(session: PolicySession, environment: Environment, console: Console) -> PolicySession:

@@ -98,7 +98,12 @@ class RawText:
         except EndpointError as error:
             if self._is_understood or error.is_full or error.status not in (400, 422):
                 raise
-            raise _hinted(error) from error
+            raise EndpointError(
+                f"{error}; raw text is asked for with {', '.join(_OWN_FIELDS)}, which vLLM and SGLang know. A server"
+                f" that refuses one is asked without it by `--extra {_OWN_FIELDS[0]}=null`, in a spec by `sampling:"
+                f" {{extra: {{{_OWN_FIELDS[0]}: null}}}}`",
+                status=error.status,
+            ) from error
         self._is_understood = True
         completion = self._client.counted(read_text, answer)
         return self._closed(completion, stops) if stops else completion
@@ -122,16 +127,6 @@ class RawText:
         if completion.stopped_at not in stops:
             return completion
         return replace(completion, message=Message("assistant", text + completion.stopped_at))
-
-
-def _hinted(error: EndpointError) -> EndpointError:
-    """A refusal by a server that has taken none of these requests yet, with the fields that it may not know."""
-    return EndpointError(
-        f"{error}; raw text is asked for with {', '.join(_OWN_FIELDS)}, which vLLM and SGLang know. A server that"
-        f" refuses one is asked without it by `--extra {_OWN_FIELDS[0]}=null`, in a spec by `sampling: {{extra:"
-        f" {{{_OWN_FIELDS[0]}: null}}}}`",
-        status=error.status,
-    )
 
 
 def within(body: Mapping[str, Any], room: int | None) -> Mapping[str, Any]:

@@ -87,7 +87,9 @@ class Policy(Protocol):
 
     def start(self, context: PolicyContext) -> PolicySession: ...
 
-    async def aclose(self) -> None: ...
+    async def aclose(self) -> None:
+        """Closes what it holds; nothing by default."""
+        return
 
 
 @dataclass(frozen=True, slots=True)

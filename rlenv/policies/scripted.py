@@ -22,7 +22,7 @@ from rlenv.language.spec import AnswerSpec, EnvSpec, OracleFunction, OracleStep
 from rlenv.language.templates import TemplateError, compile_template, compile_value
 from rlenv.messages import Message, Sampled, ToolCall
 from rlenv.policies import base as golds
-from rlenv.policies.base import PolicyContext
+from rlenv.policies.base import Policy, PolicyContext
 
 __all__ = ["Act", "FunctionPolicy", "OraclePolicy", "OracleSession", "RandomPolicy", "ScriptPolicy", "random_call"]
 __all__ += ["random_value"]
@@ -42,7 +42,7 @@ def oracle_function(spec: OracleFunction, *, base: Path) -> tuple[Callable[..., 
 ToolsOf = Callable[[Mapping[str, Any], int], Sequence[Mapping[str, Any]]]
 
 
-class OraclePolicy:
+class OraclePolicy(Policy):
     """Plays the oracle of a spec: its steps, its Python function, or the actions that are recorded in a row.
 
     A step is one action for its calls and one for its text, written as the dialect writes them. Templates see `task`,
@@ -72,9 +72,6 @@ class OraclePolicy:
     def start(self, context: PolicyContext) -> OracleSession:
         """One episode's script."""
         return OracleSession(self, context)
-
-    async def aclose(self) -> None:
-        """Nothing to close."""
 
 
 _OFFERED = ("task", "results", "messages", "vars")
@@ -274,7 +271,7 @@ def random_call(tools: Sequence[Mapping[str, Any]], rng: random.Random) -> ToolC
     return ToolCall(function["name"], random_value(function["parameters"], rng))
 
 
-class RandomPolicy:
+class RandomPolicy(Policy):
     """Random well-formed calls, random answers and now and then rubbish; equal seeds act equally."""
 
     name = "random"
@@ -287,9 +284,6 @@ class RandomPolicy:
         """One episode of random actions."""
         rng = random.Random(f"{context.seed}:{context.prompt_text}")
         return _Session(lambda messages: self._act(rng, context))
-
-    async def aclose(self) -> None:
-        """Nothing to close."""
 
     def _act(self, rng: random.Random, context: PolicyContext) -> str:
         choice = rng.random()
@@ -323,7 +317,7 @@ class FunctionPolicy:
         """Nothing to close."""
 
 
-class ScriptPolicy:
+class ScriptPolicy(Policy):
     """Plays actions from a file.
 
     A .jsonl file holds one JSON list of actions a line; episode i plays line i (modulo the number of lines). Any
@@ -358,9 +352,6 @@ class ScriptPolicy:
             script = golds.read_actions(self._scripts[index], golds.parameters_of(context.tools))
         position = iter(range(1 << 62))
         return _Session(lambda messages: script[min(next(position), len(script) - 1)])
-
-    async def aclose(self) -> None:
-        """Nothing to close."""
 
 
 def _actions(path: Path, number: int, line: str) -> list[Any]:

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from rlenv.errors import RlenvError
 from rlenv.messages import MalformedCall, Message, ToolCall
-from rlenv.policies.base import PolicyContext
+from rlenv.policies.base import Policy, PolicyContext
 from rlenv.testing.dialects import pieces
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class HostileAction:
         return f"{self.kind}: {text[:300]!r}" + (f" … ({len(text)} characters)" if len(text) > 300 else "")
 
 
-class HostilePolicy:
+class HostilePolicy(Policy):
     """Generates actions that hang, fill, void, mask and forge, for the tools, dialect and answer rule of a spec.
 
     Two more kinds belong to no language: `near`, the oracle's own action with one change, and `mangle`, the dialect's
@@ -187,9 +187,6 @@ class HostilePolicy:
     def start(self, context: PolicyContext) -> HostileSession:
         """One episode of attacks."""
         return HostileSession(self, context)
-
-    async def aclose(self) -> None:
-        """Nothing to close."""
 
 
 class HostileSession:

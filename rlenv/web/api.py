@@ -176,11 +176,7 @@ async def _raw(request: web.Request) -> web.Response:
 async def _blob(request: web.Request) -> web.Response:
     blobs, sha = request.app[BLOBS], request.match_info["sha"]
     found: list[tuple[str, bytes]] = []
-
-    def read(run: OpenRun) -> None:
-        found.append(blobs.image(run, sha))
-
-    answer = await reading(request, read)
+    answer = await reading(request, lambda run: found.append(blobs.image(run, sha)))
     if not found:
         return answer
     mime, data = found[0]
@@ -255,12 +251,10 @@ async def _group(request: web.Request) -> web.Response:
         places = members(rows, int(step), group)
         if not len(places):
             raise UsageError(f"no episode of step {step} is of the group '{group[:100]}'")
-        episodes: list[dict[str, Any]] = []
-        for row in rows.rows(drawn(places)):
-            found: list[dict[str, Any]] = []
-            if row["has_body"]:
-                found = aligned(loads(run.episodes.body(row["id"]).record))
-            episodes.append({"row": row, "turns": found})
+        episodes = [
+            {"row": row, "turns": aligned(loads(run.episodes.body(row["id"]).record)) if row["has_body"] else []}
+            for row in rows.rows(drawn(places))
+        ]
         mean, deviation = spread(rows.numbers("reward")[places])
         return {
             "episodes": episodes,
@@ -356,10 +350,7 @@ def _listed(run: OpenRun) -> dict[str, int]:
 
 
 async def _lock(request: web.Request) -> web.Response:
-    def locks(run: OpenRun) -> dict[str, Any]:
-        return {"locks": _locks(run), "current": current_lock(run)}
-
-    return await reading(request, locks)
+    return await reading(request, lambda run: {"locks": _locks(run), "current": current_lock(run)})
 
 
 def _locks(run: OpenRun) -> dict[str, Any]:

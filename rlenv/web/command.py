@@ -133,9 +133,8 @@ def _serve(args: ViewCommand) -> int:
         raise UsageError("the browser begins with one episode", hint="name one, or add --text")
     arrow()
     roots = [Path(name) for name in args.runs or ["."]]
-    for root in roots:
-        if not root.exists():
-            raise UsageError(f"there is no run at {root}")
+    if missing := [root for root in roots if not root.exists()]:
+        raise UsageError(f"there is no run at {missing[0]}")
     shelf = Shelf(roots, prices=as_prices(args.prices))
     found = shelf.found()
     if not found and args.read_only:
@@ -165,7 +164,7 @@ def _serve(args: ViewCommand) -> int:
         stopped = asyncio.Event()
         for name in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(name, stopped.set)
-        ready = _Ready(guard, place, is_opened=not args.no_open)
+        ready = partial(_ready, guard, place, not args.no_open)
         await serve(app, host=host, port=port, stopped=stopped, on_ready=ready, grace_s=1.0)
 
     asyncio.run(main(_free(host, wanted)))
@@ -216,21 +215,15 @@ def _free(host: str, port: int) -> int:
     raise UsageError(f"--port {port}: cannot listen at {host}: {reason}", hint="choose another, or 0 for a free one")
 
 
-class _Ready:
+def _ready(guard: Guard, place: str, is_opened: bool, host: str, port: int) -> None:
     """Says where the viewer is, and opens it."""
-
-    def __init__(self, guard: Guard, place: str, *, is_opened: bool) -> None:
-        self._guard, self._place, self._is_opened = guard, place, is_opened
-
-    def __call__(self, host: str, port: int) -> None:
-        shown = "127.0.0.1" if host in _ANY else _in_url(host)
-        sign = "&" if "?" in self._place else "?"
-        base = f"http://{shown}:{port}{self._place}{sign}token="
-        write(f"{base}{self._guard.token}\n")
-        sys.stdout.flush()
-        has_screen = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
-        if self._is_opened and has_screen:
-            webbrowser.open(base + self._guard.ticket())
+    shown = "127.0.0.1" if host in _ANY else _in_url(host)
+    base = f"http://{shown}:{port}{place}{'&' if '?' in place else '?'}token="
+    write(f"{base}{guard.token}\n")
+    sys.stdout.flush()
+    has_screen = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+    if is_opened and has_screen:
+        webbrowser.open(base + guard.ticket())
 
 
 _SHOWN: Final = 5
@@ -301,9 +294,8 @@ def _one_by_one(args: ViewCommand, name: str, ids: Sequence[str]) -> tuple[_Show
         found = [entry for entry in found if entry[2].success is False]
     if ids:
         by_id = {entry[1]: entry for entry in found}
-        for id in ids:
-            if id not in by_id:
-                raise UsageError(f"'{id}' is no episode of {name}")
+        if missing := [id for id in ids if id not in by_id]:
+            raise UsageError(f"'{missing[0]}' is no episode of {name}")
         found = [by_id[id] for id in ids]
     info = read_info(name) if is_run(name) else None
     lock = info.lock if info else ""
@@ -352,9 +344,8 @@ def _opened(name: str) -> Episodes:
 
 
 def _episode(name: str, trajectory: Trajectory, expected: Mapping[str, str], *, most: int | None) -> RenderableType:
-    parts: list[RenderableType] = []
-    for message in trajectory.messages:
-        parts.append(_box(message.content, title=message.role, style="dim", most=most))
+    told = trajectory.messages
+    parts: list[RenderableType] = [_box(one.content, title=one.role, style="dim", most=most) for one in told]
     for turn in trajectory.turns:
         parts += _turn(turn, most=most)
     parts.append(_end(trajectory, expected))

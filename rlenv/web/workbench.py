@@ -67,10 +67,10 @@ def add_routes(app: web.Application) -> None:
         ("POST", "/api/language/diagnose", _of_text(_diagnose)),
         ("POST", "/api/language/complete", _of_text(_complete)),
         ("POST", "/api/language/hover", _of_text(_hover)),
-        ("POST", "/api/language/form", _of_text(_form)),
+        ("POST", "/api/language/form", _of_text(_of_entry(form, "group"))),
         ("POST", "/api/language/edit", _of_text(_edit)),
-        ("POST", "/api/language/rename", _of_text(_rename)),
-        ("POST", "/api/language/delete", _of_text(_delete)),
+        ("POST", "/api/language/rename", _of_text(_of_entry(rename, "group", "name", "to"))),
+        ("POST", "/api/language/delete", _of_text(_of_entry(delete, "group", "name"))),
         ("POST", "/api/language/compile", _of_text(_compile)),
         ("POST", "/api/play", _play),
         ("GET", "/api/play/{id}", _state),
@@ -247,8 +247,13 @@ async def _hover(asked: _Asked) -> Any:
     return {} if found is None else {"markdown": found.markdown}
 
 
-async def _form(asked: _Asked) -> Any:
-    return await asyncio.to_thread(form, asked.text, asked.given("group", str))
+def _of_entry(make: Callable[..., Any], *keys: str) -> Callable[[_Asked], Awaitable[Any]]:
+    """What is made of a text and of names in the body, such as the text without one entry; nothing is saved."""
+
+    async def made(asked: _Asked) -> Any:
+        return plain(await asyncio.to_thread(make, asked.text, **{key: asked.given(key, str) for key in keys}))
+
+    return made
 
 
 async def _edit(asked: _Asked) -> Any:
@@ -256,18 +261,6 @@ async def _edit(asked: _Asked) -> Any:
     named = {key: asked.given(key, str) for key in ("group", "name")}
     values, order = asked.given("values", dict), tuple(json_schema()["properties"])
     return {"text": await asyncio.to_thread(edit, asked.text, **named, values=values, order=order)}
-
-
-async def _rename(asked: _Asked) -> Any:
-    """A text with one entry under another name, and the places that still have the old one; nothing is saved."""
-    named = {key: asked.given(key, str) for key in ("group", "name", "to")}
-    return plain(await asyncio.to_thread(rename, asked.text, **named))
-
-
-async def _delete(asked: _Asked) -> Any:
-    """A text without one entry, and the places that still name it; nothing is saved."""
-    named = {key: asked.given(key, str) for key in ("group", "name")}
-    return plain(await asyncio.to_thread(delete, asked.text, **named))
 
 
 async def _compile(asked: _Asked) -> Any:

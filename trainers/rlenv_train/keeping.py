@@ -358,10 +358,7 @@ def wait_line(waits: Iterable[Wait]) -> str:
         return ""
     parts = []
     for wait in found:
-        if wait.what.startswith(("tool ", "reward ")):
-            unit = "call" if wait.what.startswith("tool ") else "measurement"
-            plural = "s" if wait.count != 1 else ""
-            parts.append(f"{wait.what} ({wait.count} {unit}{plural}, longest {wait.longest_s:.0f} s)")
-        else:
-            parts.append(f"{wait.what} ({wait.count}, longest {wait.longest_s:.0f} s)")
+        unit = {"tool": " call", "reward": " measurement"}.get(wait.what.partition(" ")[0], "")
+        plural = "s" if unit and wait.count != 1 else ""
+        parts.append(f"{wait.what} ({wait.count}{unit}{plural}, longest {wait.longest_s:.0f} s)")
     return f"waits {found[0].longest_s:.0f} s: {', '.join(parts)}"

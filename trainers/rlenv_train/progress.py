@@ -142,12 +142,10 @@ def plot_text(curves: Mapping[str, Sequence[tuple[int, float]]], *, width: int =
     last = max(step for step, _ in points) or 1
     low, high = min(0.0, *(value for _, value in points)), max(1.0, *(value for _, value in points))
     grid = [[" "] * (width + 1) for _ in range(_HEIGHT)]
-    letters = {}
-    taken: set[str] = set()
+    letters: dict[str, str] = {}
     for name in curves:
-        letter = next((sign for sign in (name.split(", ")[-1][0], *_LETTERS) if sign not in taken), "*")
-        taken.add(letter)
-        letters[name] = letter
+        signs = (name.split(", ")[-1][0], *_LETTERS)
+        letters[name] = next((sign for sign in signs if sign not in letters.values()), "*")
     # What is measured most often is drawn first, so that the rarer held-out points stand on top of it.
     for name in sorted(curves, key=lambda name: -len(curves[name])):
         for step, value in curves[name]:

@@ -108,9 +108,8 @@ def load_specs(
     names = [_name_of(source, everywhere) for source in sources]
     _check_unique(names, sources)
     given = dict(_weight(item) for item in weights)
-    for flag, wanted in [("--weight", name) for name in given] + [
-        ("--set", name) for name, _, _ in assignments if name
-    ]:
+    asked = [*(("--weight", name) for name in given), *(("--set", name) for name, _, _ in assignments if name)]
+    for flag, wanted in asked:
         if wanted not in names:
             hint = did_you_mean(wanted, names, otherwise=f"this run has {', '.join(names)}")
             raise UsageError(f"{flag} names '{wanted}', and no spec of this run is called that", hint=hint)

@@ -129,7 +129,8 @@ def _write_model(checkpoint: Checkpoint, target: Path, *, base: str, dtype: str 
     # The run's choice for its own machine, which veRL saves like a property of the model; a server makes its own.
     model.config.__dict__.pop("attn_implementation", None)
     generation = target / "generation_config.json"
-    kept = generation.read_bytes() if generation.is_file() else _base_generation_config(base)
+    places = (generation, Path(base) / generation.name)
+    kept = next((path.read_bytes() for path in places if path.is_file()), None)
     with quiet():
         if kept is not None:
             model.generation_config = type(model.generation_config)()  # what is written is replaced below
@@ -138,11 +139,6 @@ def _write_model(checkpoint: Checkpoint, target: Path, *, base: str, dtype: str 
         generation.write_bytes(kept)
     shown = str(model.dtype).removeprefix("torch.")
     return Exported(target, checkpoint, source, shown, is_adapter=False, parameters=model.num_parameters())
-
-
-def _base_generation_config(base: str) -> bytes | None:
-    path = Path(base) / "generation_config.json"
-    return path.read_bytes() if path.is_file() else None
 
 
 def _write_adapter(checkpoint: Checkpoint, target: Path, *, base: str, dtype: str | None) -> Exported:
@@ -310,11 +306,9 @@ def _exported(exported: Exported, *, base: str) -> Any:
 def _same_tokenizer(exported: Exported, checkpoint: Checkpoint) -> bool:
     from transformers import AutoTokenizer
 
-    sides: list[Any] = []
+    load: Any = AutoTokenizer.from_pretrained
     with quiet():
-        for folder in (exported.folder, checkpoint.huggingface):
-            load: Any = AutoTokenizer.from_pretrained
-            sides.append(load(folder))
+        sides = [load(folder) for folder in (exported.folder, checkpoint.huggingface)]
     message = [{"role": "user", "content": "What is 47 * 83?\nünïcödé <answer>"}]
     rendered = [side.apply_chat_template(message, tokenize=False, add_generation_prompt=True) for side in sides]
     ids = [side(text)["input_ids"] for side, text in zip(sides, rendered, strict=True)]

@@ -127,11 +127,8 @@ def history_of(given: Any) -> History:
     Raises:
         UsageError: it is no history.
     """
-    for history in HISTORIES:
-        if given == history:
-            return history
-    if given is None:
-        return "grow"
+    if known := [history for history in HISTORIES if history == ("grow" if given is None else given)]:
+        return known[0]
     hint = did_you_mean(str(given), HISTORIES, otherwise=f"there are {', '.join(HISTORIES)}")
     raise UsageError(f"no history '{given}'", key="run.history", hint=hint)
 
@@ -186,19 +183,16 @@ def prepare(
     return plan
 
 
-def _prompts_of(config: Mapping[str, Any]) -> int | None:
-    """The prompts of all steps of a run; None where their number is not set."""
-    steps = config["trainer"].get("total_training_steps")
-    return None if steps is None else int(steps) * int(config["data"]["train_batch_size"])
-
-
 def _write_inputs(settings: RunSettings, folder: Path, modes: Sequence[Mode], overrides: tuple[str, ...]) -> None:
     """The data sets, the agent loops' YAML and the preset as it was laid out."""
     run = settings.preset.run
     environments = [spec.environment for spec in settings.specs]
     weighed = [(spec.environment, spec.weight) for spec in settings.specs]
-    is_endless = any(one.tasks(run["train_split"]).is_endless for one in environments)
-    prompts = _prompts_of(compose(overrides)) if is_endless else None
+    prompts = None
+    if any(one.tasks(run["train_split"]).is_endless for one in environments):
+        config = compose(overrides)
+        steps = config["trainer"].get("total_training_steps")
+        prompts = None if steps is None else int(steps) * int(config["data"]["train_batch_size"])
     train = mixed_rows(weighed, run["train_split"], seed=settings.seed, prompts=prompts)
     write_rows(folder / "data" / "train.parquet", train)
     held_out = validation_rows(environments, run["validation_split"], tasks=run["validation_tasks"], modes=modes)
@@ -208,8 +202,7 @@ def _write_inputs(settings: RunSettings, folder: Path, modes: Sequence[Mode], ov
         found = ship(settings.specs, folder / "ship")
     loops = [_loop(spec, at, settings, folder) for spec, at in zip(settings.specs, found, strict=True)]
     (folder / "agent_loop.yaml").write_text(yaml.safe_dump(loops, sort_keys=False), encoding="utf-8")
-    text = yaml.safe_dump(dict(settings.preset.file), sort_keys=False)
-    (folder / "preset.yaml").write_text(text, encoding="utf-8")
+    (folder / "preset.yaml").write_text(yaml.safe_dump(dict(settings.preset.file), sort_keys=False), encoding="utf-8")
 
 
 def _overrides(settings: RunSettings, folder: Path, max_prompt_tokens: int | str) -> list[str]:

@@ -154,11 +154,8 @@ def step_of(checkpoint: Path | None) -> int:
 
 def _is_validated(run: Run, step: int) -> bool:
     """True if the validation of `step` stands in the log of an attempt that counts."""
-    for attempt in run.attempts:
-        for entry in entries_of(run.metrics_of(attempt)):
-            if entry["step"] == step and any(key.startswith("val-core/") for key in entry["data"]):
-                return True
-    return False
+    logged = (entry for attempt in run.attempts for entry in entries_of(run.metrics_of(attempt)))
+    return any(entry["step"] == step and any(key.startswith("val-core/") for key in entry["data"]) for entry in logged)
 
 
 # A larger policy is exported on request (`rlenv runs export-policy`): it is read into memory and takes its size again.
@@ -206,8 +203,7 @@ def summarise(run: Run, ending: Ending, steps: Sequence[StepFigures], *, seconds
         "versions": versions("rlenv", "verl", "torch", "ray", "transformers"),
     }
     run.ends(ending.how, summary)
-    curves = series(steps)
-    if curves:
+    if curves := series(steps):
         plot_png(curves, run.folder / "curve.png", title=f"{summary['environment']}, seed {run.seed}")
     return summary
 
@@ -232,10 +228,8 @@ def training_figures(steps: Sequence[StepFigures]) -> dict[str, dict[str, Any]]:
                 figures[name.removeprefix("term/")] = [round(values[0], 4), round(values[-1], 4)]
         figures["episodes"] = int(sum(entry.get("episodes", 0.0) for entry in seen))
         for start, words in WORDS["counted"].items():
-            for name in names:
-                if name == start or (start.endswith("/") and name.startswith(start)):
-                    count = sum(entry.get(name, 0.0) for entry in seen)
-                    figures[words + name.removeprefix(start)] = int(count)
+            for name in (one for one in names if one == start or (start.endswith("/") and one.startswith(start))):
+                figures[words + name.removeprefix(start)] = int(sum(entry.get(name, 0.0) for entry in seen))
         for name, words in WORDS["steady"].items():
             values = [entry[name] for entry in seen if name in entry]
             if values:
@@ -250,9 +244,8 @@ def _keep_policy(run: Run, target: Path) -> Path | None:
     newest = next((entry for entry in reversed(find_checkpoints(run.folder)) if not entry.fault), None)
     if newest is None or sum(path.stat().st_size for path in newest.shards) > _KEPT_BYTES:
         return None
-    from rlenv_verl.export.export import (
-        export_policy,  # torch and transformers: only where there is something to export
-    )
+    # torch and transformers: only where there is something to export
+    from rlenv_verl.export.export import export_policy
 
     shutil.rmtree(target, ignore_errors=True)
     return export_policy(run.folder, target, step=newest.step).folder

@@ -139,10 +139,9 @@ def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console, star
         given=made_of(arguments.model, model),
         command=arguments.command,
     )
-    if warm_start is None and not is_to_be_made(model):
-        stops = stops_of(model, specs, preset.run["template_kwargs"])
-        if stops:
-            raise inputs.NotReady([f"{finding.level}: {finding.message}" for finding in stops])
+    is_there = warm_start is None and not is_to_be_made(model)
+    if is_there and (stops := stops_of(model, specs, preset.run["template_kwargs"])):
+        raise inputs.NotReady([f"{finding.level}: {finding.message}" for finding in stops])
     plan = prepare(settings, max_prompt_tokens=_prompt_limit(settings), warm_start=warm_start)
     if arguments.dry_run:
         return plan, lock
@@ -205,14 +204,9 @@ def _say(variables: Variables, console: Console) -> None:
 
 
 def _taken(arguments: argparse.Namespace, overrides: Sequence[str]) -> Run:
-    """The run that `--resume` names, as it goes on."""
+    """The run that `--resume` names, with more overrides, and on the cluster that is at another address by now."""
     run = dataclasses.replace(Run.load(arguments.resume), command=arguments.command)
-    return _with_more(run, overrides, arguments.ray_address)
-
-
-def _with_more(run: Run, overrides: Sequence[str], ray_address: str | None) -> Run:
-    """The run with more overrides, and on the cluster that is at another address by now."""
-    known = run.overrides
+    known, ray_address = run.overrides, arguments.ray_address
     if ray_address is not None:
         if run.ray_address is None:
             raise UsageError(
@@ -228,8 +222,7 @@ def _with_more(run: Run, overrides: Sequence[str], ray_address: str | None) -> R
 def _require_engine(preset: Preset, folder: Path, overrides: Sequence[str]) -> None:
     """Says that the rollout engine is missing before minutes are spent on a policy for it."""
     config, _ = config_of(preset, str(folder / "model"), overrides)
-    errors = [finding.message for finding in vllm_findings(config) if finding.level == "error"]
-    if errors:
+    if errors := [finding.message for finding in vllm_findings(config) if finding.level == "error"]:
         raise UsageError("; ".join(errors))
 
 
@@ -301,15 +294,12 @@ def _corrected(entry: StepFigures, plan: Plan, episodes: KeptEpisodes) -> StepFi
     """The figures with failed episodes left out of the training reward."""
     valid = [figures for figures in entry.specs.values() if "reward" in figures]
     if valid:  # rlenv's own figures leave them out already
-        weights = [figures["episodes"] - sum(_masked(figures).values()) for figures in valid]
+        masked = [sum(value for name, value in one.items() if name.startswith("masked/")) for one in valid]
+        weights = [figures["episodes"] - lost for figures, lost in zip(valid, masked, strict=True)]
         total = sum(figures["reward"] * weight for figures, weight in zip(valid, weights, strict=True))
         return dataclasses.replace(entry, reward=total / sum(weights)) if sum(weights) else entry
     failed = episodes.failed_by_step(split=plan.run.train_split)
     return without_failures(entry, failed=failed.get(entry.step, 0), episodes=plan.episodes_a_step)
-
-
-def _masked(figures: Mapping[str, float]) -> dict[str, float]:
-    return {name: value for name, value in figures.items() if name.startswith("masked/")}
 
 
 def _show(summary: Mapping[str, Any], steps: list[StepFigures], folder: Path, console: Console) -> None:
