@@ -155,7 +155,9 @@ def _ends(tool: str, entry: str, own: bool | str, spec: EnvSpec) -> Ends | None:
         try:
             held, task = context.resources, context.task
             found = template.value(resources=held, task=task, vars=spec.vars, tool=tool, result=result)
-            return "truncated" if isinstance(found, str) and found == "truncated" else "ended" if found else ""
+            if isinstance(found, str) and found == "truncated":
+                return "truncated"
+            return "ended" if found else ""
         except EpisodeError:
             raise
         except Exception as error:  # of the template, or of a value without a truth, such as an array

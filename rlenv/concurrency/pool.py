@@ -33,7 +33,8 @@ class Pool:
 
     def __init__(self, program: Program, *, limit: int | None = None) -> None:
         self._program = program
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        is_told = hasattr(os, "sched_getaffinity")
+        cores = len(os.sched_getaffinity(0)) if is_told else (os.cpu_count() or 1)
         self.limit = limit or max(2, cores)
         self._lock = threading.Lock()
         self._process = os.getpid()

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from rlenv.dialects.base import calls_of
 from rlenv.dialects.json_body import marks_of
 from rlenv.dialects.json_text import MAX_DEPTH
 from rlenv.dialects.literals import Broken
@@ -108,8 +109,8 @@ class ValueWriter:
     """Writes the contents of a call as one family does."""
 
     def __init__(self, spec: DialectSpec) -> None:
-        self._call = row = spec.calls if isinstance(spec.calls, CallSpec) else spec.calls[0]
-        forms = (spec.calls,) if isinstance(spec.calls, CallSpec) else spec.calls
+        forms = calls_of(spec)
+        self._call = row = forms[0]
         marks = {mark for form in forms for mark in (*marks_of(form.open), *marks_of(form.close))}
         marks |= {*marks_of(row.key_open), row.key_close, row.name_close, row.type_open, row.quote}
         marks |= {row.value_close.partition("{key}")[0], spec.section_open, spec.section_close, *spec.drop}

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal
 
-from rlenv.dialects.base import SameTurn
+from rlenv.dialects.base import SameTurn, calls_of
 from rlenv.dialects.json_body import marks_of
 from rlenv.dialects.values import ValueWriter
-from rlenv.language.dialect import CallSpec, ChatSpec, DialectSpec
+from rlenv.language.dialect import DialectSpec
 from rlenv.messages import MalformedCall, Message, ToolCall
 
 _TOOLS: Final = """\
@@ -77,18 +77,19 @@ class Writer:
     """Writes messages as one family does. Its own reader reads them back, given the types of the values.
 
     A call that the family's format cannot hold, because a text in it has the format's own marks, is written so that it
-    reads as malformed, never as another call.
+    reads as malformed, never as another call. `spec` is the row, `chat` and `row` its formats of conversations and of
+    calls as they are written.
 
     Args:
         reads_back: whether a text is read as a call and as nothing else.
     """
 
     def __init__(self, spec: DialectSpec, reads_back: Callable[[str, ToolCall], bool]) -> None:
-        self._spec = spec
-        self._chat = spec.chat
-        self._call = spec.calls if isinstance(spec.calls, CallSpec) else spec.calls[0]
-        if self._call.close_is_optional:  # what may be left out is not taught
-            self._call = self._call.model_copy(update={"close": ()})
+        self.spec = spec
+        self.chat = spec.chat
+        self.row = calls_of(spec)[0]
+        if self.row.close_is_optional:  # what may be left out is not taught
+            self.row = self.row.model_copy(update={"close": ()})
         self._turns = {
             role: spec.chat.turns.get(role, spec.chat.turn).replace("{role}", spec.chat.roles.get(role, role))
             for role in ("system", "user", "assistant", "tool", spec.chat.result_role)
@@ -115,29 +116,13 @@ class Writer:
         self.same_turn: SameTurn | None = None
         """How observations go on in the assistant's turn, for a family where they do."""
         if spec.chat.same_turn:
-            calls = (spec.calls,) if isinstance(spec.calls, CallSpec) else spec.calls
-            closes = tuple(mark for call in calls for mark in marks_of(call.close))
+            closes = tuple(mark for call in calls_of(spec) for mark in marks_of(call.close))
             self.same_turn = SameTurn(_around(spec.chat.result), _around(spec.chat.reply), closes)
-
-    @property
-    def spec(self) -> DialectSpec:
-        """The row."""
-        return self._spec
-
-    @property
-    def chat(self) -> ChatSpec:
-        """The family's format of conversations."""
-        return self._chat
-
-    @property
-    def row(self) -> CallSpec:
-        """The family's format of a call."""
-        return self._call
 
     @property
     def marks(self) -> tuple[str, str]:
         """The opening and closing marks of a call as it is written; "" where there is none."""
-        return _first(self._call.open), _first(self._call.close)
+        return _first(self.row.open), _first(self.row.close)
 
     # Calls
 
@@ -146,7 +131,7 @@ class Writer:
 
         A broken call that was read from a text is written as it stood there, within the marks that it had.
         """
-        spec, row = self._spec, self._call
+        spec, row = self.spec, self.row
         is_list = row.shape in ("list", "either") or (row.body == "pythonic" and row.separator != "\n")
         out: list[str] = []
         section: list[str] = []  # blocks that share one section
@@ -171,8 +156,8 @@ class Writer:
 
     def _in_section(self, blocks: list[str], name: str = "") -> list[str]:
         """The blocks in one section, where the family has one; the list is then empty."""
-        spec = self._spec
-        text = self._call.between.join(blocks)
+        spec = self.spec
+        text = self.row.between.join(blocks)
         if not blocks:
             return []
         blocks.clear()
@@ -183,7 +168,7 @@ class Writer:
 
     def _one(self, call: ToolCall | MalformedCall, index: int) -> str:
         """A call between its marks."""
-        row = self._call
+        row = self.row
         text = _first(row.open) + row.pad + self._body(call, index) + row.pad + _first(row.close)
         if isinstance(call, MalformedCall) or row.body in ("json", "name_json", "pythonic"):
             return text
@@ -194,7 +179,7 @@ class Writer:
 
     def _joined(self, bodies: list[str], is_list: bool) -> list[str]:
         """The calls of one list in its marks; the list is then empty."""
-        row = self._call
+        row = self.row
         text = (row.separator or ", ").join(bodies)
         if not bodies:
             return []
@@ -205,17 +190,17 @@ class Writer:
         """The marks that a broken call has around it, which was read from a text: its own, or a section's too."""
         if call.start < 0:
             return ""
-        if self._spec.section_open and call.text.startswith(self._spec.section_open):
+        if self.spec.section_open and call.text.startswith(self.spec.section_open):
             return "section"
-        calls = (self._spec.calls,) if isinstance(self._spec.calls, CallSpec) else self._spec.calls
+        calls = calls_of(self.spec)
         if call.text.startswith(tuple(mark for row in calls for mark in (*marks_of(row.open), *row.spellings))):
             return "call"
         # Without marks a call begins with its bracket, which an object in a list has not.
-        is_item = self._call.shape != "object" and not call.text.lstrip().startswith("[")
+        is_item = self.row.shape != "object" and not call.text.lstrip().startswith("[")
         return "call" if any(row.at_start for row in calls) and not is_item else ""
 
     def _body(self, call: ToolCall | MalformedCall, index: int) -> str:
-        row = self._call
+        row = self.row
         if isinstance(call, MalformedCall) and call.start >= 0:
             return call.text
         name = call.name or ""
@@ -248,11 +233,11 @@ class Writer:
 
     def action(self, message: Message) -> str:
         """Content and calls, in the family's order; thinking that the prompt has opened is closed where it is not."""
-        closes = self.closing and self._spec.thinking_marks.close not in message.content
+        closes = self.closing and self.spec.thinking_marks.close not in message.content
         return self.closing + self._said(message) if closes else self._said(message)
 
     def _said(self, message: Message) -> str:
-        chat, text = self._chat, message.content
+        chat, text = self.chat, message.content
         calls = self.calls(message.tool_calls)
         if not text:
             return calls
@@ -269,7 +254,7 @@ class Writer:
 
         Thinking of assistant messages before the last user message is left out where the family does so.
         """
-        chat = self._chat
+        chat = self.chat
         rest = list(messages)
         system = rest.pop(0).content if rest and rest[0].role == "system" else None
         shown = self._tools(tools, alone=system is None) if tools else ""
@@ -324,16 +309,16 @@ class Writer:
         return head + message.content + tail
 
     def _strip(self, text: str) -> str:
-        return text.strip() if self._chat.trim else text
+        return text.strip() if self.chat.trim else text
 
     def _turn(self, role: str, content: str) -> str:
         around = self._around.get(role)
-        head, tail = _around(self._chat.turn.replace("{role}", role)) if around is None else around
+        head, tail = _around(self.chat.turn.replace("{role}", role)) if around is None else around
         return head + self._strip(content) + tail
 
     def _results(self, messages: Sequence[Message]) -> str:
         """The turns that show the results at the head of `messages`."""
-        chat = self._chat
+        chat = self.chat
         shown: list[str] = []
         fill, around, strips = self._result.fill, self._result.around, chat.trim
         for message in messages:
@@ -351,7 +336,7 @@ class Writer:
         return f"{head}{joined.strip() if strips else joined}{tail}"
 
     def _tools(self, tools: Sequence[Mapping[str, Any]], *, alone: bool) -> str:
-        chat, last = self._chat, self._tools_last
+        chat, last = self.chat, self._tools_last
         if self.same_turn is not None:
             return ""
         if last is not None and last[0] is tools and last[1] is alone:
@@ -359,14 +344,14 @@ class Writer:
         form = chat.tools if chat.tools is not None else _TOOLS
         if alone and chat.tools_alone is not None:
             form = chat.tools_alone
-        example = self.calls((ToolCall(self._call.tool or "NAME", {self._call.argument or "KEY": "VALUE"}),))
+        example = self.calls((ToolCall(self.row.tool or "NAME", {self.row.argument or "KEY": "VALUE"}),))
         text = _fill(form, tools="\n".join(_json(self._listed(tool)) for tool in tools), example=example)
         if isinstance(tools, tuple):  # as each environment has them, once for all its prompts
             self._tools_last = (tools, alone, text)
         return text
 
     def _written(self, message: Message, keeps_thinking: bool) -> str:
-        row = self._spec.thinking_marks
+        row = self.spec.thinking_marks
         text = message.content
         if row.close and row.close in text:
             thinking = text.split(row.close)[0].rstrip("\n").split(row.open)[-1].strip("\n")
@@ -377,7 +362,7 @@ class Writer:
         return self._opened + self.closing + self._said(message)
 
     def _listed(self, tool: Mapping[str, Any]) -> Mapping[str, Any]:
-        form = self._spec.tools
+        form = self.spec.tools
         if form == "wrapped" and "function" not in tool:
             return {"type": "function", "function": dict(tool)}
         if form == "bare" and isinstance(tool.get("function"), Mapping):

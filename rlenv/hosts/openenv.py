@@ -26,10 +26,9 @@ from rlenv.hosts.link import Door, ServerRefused, Socket, TooLong
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Float, ResourceSpec, Text, ToolSpec
 from rlenv.language.templates import TemplateError, compile_value, template_of, texts_at
-from rlenv.messages import ToolResult
 from rlenv.resources.base import ResourceContext
 from rlenv.secrets import set_aside
-from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
+from rlenv.tools.base import Tool, ToolContext, ToolOutput, common, ends_with
 
 _OF_THE_ACTION: Final = frozenset(("VALIDATION_ERROR", "EXECUTION_ERROR", "INVALID_JSON"))
 """The server's words for an action that is none, or that its environment fails over."""
@@ -292,10 +291,6 @@ def _tool(name: str, spec: ActSpec, schema: Any, description: str, called: str |
             raise ToolFailed(str(error.get("message") or world.text)[:_SHOWN_CHARS], reason=reason)
         return ToolOutput(world.text, value)
 
-    def ends(_: ToolResult, call: ToolContext) -> Literal["", "ended", "truncated"]:
-        world: ServerWorld = call.resources[spec.resource]
-        return "ended" if world.terminated else "truncated" if world.truncated else ""
-
     parameters = {key: value for key, value in schema.items() if key not in ("title", "description")}
     properties = {key: value for key, value in (schema.get("properties") or {}).items() if key != "metadata" or called}
     return Tool(
@@ -304,7 +299,7 @@ def _tool(name: str, spec: ActSpec, schema: Any, description: str, called: str |
         parameters={**without_unreadable_patterns(parameters), "type": "object", "properties": properties},
         run=run,
         mode="async",
-        ends=ends,
+        ends=ends_with(spec.resource),
         **{**common(spec), "mutates": True},
     )
 

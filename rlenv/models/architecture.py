@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from rlenv._base.paths import draft_of
 from rlenv.errors import UsageError
 
 
@@ -341,9 +342,8 @@ def digest_of(path: Path) -> str:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     with contextlib.suppress(OSError):  # it only saves time
         index.parent.mkdir(parents=True, exist_ok=True)
-        draft = index.with_name(f"{index.name}.{os.getpid()}")
-        draft.write_text(json.dumps({"seen": seen, "sha256": found}) + "\n", encoding="utf-8")
-        os.replace(draft, index)
+        with draft_of(index) as draft:
+            draft.write_text(json.dumps({"seen": seen, "sha256": found}) + "\n", encoding="utf-8")
     return found
 
 

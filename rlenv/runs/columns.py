@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from itertools import accumulate
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -167,11 +168,7 @@ def array_of(values: list[Any], kind: pa.DataType) -> pa.Array:
 
 def offsets_of(lengths: Iterable[int]) -> list[int]:
     """The beginning of each of several joined lists of these lengths, and the end of the last."""
-    total, offsets = 0, [0]
-    for length in lengths:
-        total += length
-        offsets.append(total)
-    return offsets
+    return [*accumulate(lengths, initial=0)]
 
 
 def flattened(table: pa.Table, column: str) -> pa.Table:

@@ -149,7 +149,8 @@ class Cell:
             os_policy={"sleep": "zero", "random_start": {"seed": seed}},
         )
         self._session: Any = None
-        self._is_entered = False
+        self.is_held = False
+        """True while the cell has a worker."""
         self._pid: int | None = None
         self._cpu_s = 0.0
         self._hold = threading.Lock()
@@ -170,7 +171,7 @@ class Cell:
                 if is_last:
                     text = "the code's worker could not be started"
                     raise ToolFailed(text, reason="worker", retryable=True) from error
-        self._is_entered = True
+        self.is_held = True
         self._pid = self._session.worker_pid
         self._cpu_s = self._cpu_used()
         self._snippet = snippet = read_snippet(code, name=self.name)
@@ -184,11 +185,6 @@ class Cell:
 
         return self._freed(self._guarded(go))
 
-    @property
-    def is_held(self) -> bool:
-        """True while the cell has a worker."""
-        return self._is_entered
-
     def _freed(self, step: Outcome | PendingCalls) -> Outcome | PendingCalls:
         """`step`, after the worker went back where the code has ended: a thread less to wait for."""
         if isinstance(step, Outcome):
@@ -199,8 +195,8 @@ class Cell:
         # A look on the event loop may be about to end the worker, which the next cell has as soon as it is given back.
         with self._hold:
             self._pid = None
-        if self._is_entered:
-            self._is_entered = False
+        if self.is_held:
+            self.is_held = False
             self._session.__exit__(None, None, None)
 
     def look(self) -> float:

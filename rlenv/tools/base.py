@@ -105,6 +105,18 @@ def ends_once(result: ToolResult, _: ToolContext) -> Literal["", "ended"]:
     return "" if result.is_error else "ended"
 
 
+def ends_with(world: str) -> Ends:
+    """The end of a world: the name of a resource that has `terminated` and `truncated`."""
+
+    def ends(_: ToolResult, context: ToolContext) -> Literal["", "ended", "truncated"]:
+        held = context.resources[world]
+        if held.terminated:
+            return "ended"
+        return "truncated" if held.truncated else ""
+
+    return ends
+
+
 DependsOn = Literal["arguments", "task", "episode"]
 RunCalls = Callable[[Sequence[ToolCall], "ToolContext"], Awaitable[tuple[ToolResult, ...]]]
 

@@ -20,9 +20,8 @@ from rlenv.language.functions import failure, import_function
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import ResourceSpec, Text, ToolSpec
 from rlenv.language.templates import Template, TemplateError, compile_value, template_of, texts_at
-from rlenv.messages import ToolResult
 from rlenv.resources.base import PythonResource, ResourceContext
-from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
+from rlenv.tools.base import Tool, ToolContext, ToolOutput, common, ends_with
 
 _MARKED: Final = re.compile(r"\x1b\[4\dm(.*?)\x1b\[0m")
 _COLOUR: Final = re.compile(r"\x1b\[[\d;]*m")
@@ -199,10 +198,6 @@ def compile_step(name: str, spec: StepSpec, context: CompileContext) -> Sequence
         value = {"reward": paid, "terminated": world.terminated, "truncated": world.truncated}
         return ToolOutput(world.text, value)
 
-    def ends(_: ToolResult, call: ToolContext) -> Literal["", "ended", "truncated"]:
-        world: World = call.resources[spec.resource]
-        return "ended" if world.terminated else "truncated" if world.truncated else ""
-
     return (
         Tool(
             name=name,
@@ -210,7 +205,7 @@ def compile_step(name: str, spec: StepSpec, context: CompileContext) -> Sequence
             parameters={"type": "object", "properties": {"action": schema}, "required": ["action"]},
             run=run,
             mode="inline" if resource.run_in == "loop" else "thread",
-            ends=ends,
+            ends=ends_with(spec.resource),
             **{**common(spec), "mutates": True},
         ),
     )

@@ -7,6 +7,7 @@ from an offset on; it is stopped as Ctrl-C would, then harder, and no longer run
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import os
 import secrets
@@ -159,21 +160,9 @@ class StartedCommand:
         with self.log.open("rb") as file:
             file.seek(max(offset, 0))
             part = file.read(MOST_READ)
-        if self.code is None or len(part) == MOST_READ:
-            part = _whole(part)
-        return part.decode("utf-8", "replace"), max(offset, 0) + len(part)
-
-
-def _whole(part: bytes) -> bytes:
-    """The bytes without a character at their end that is not whole."""
-    for back in range(1, min(4, len(part)) + 1):
-        byte = part[-back]
-        if byte >= 0xC0:
-            length = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-            return part[:-back] if length > back else part
-        if byte < 0x80:
-            break
-    return part
+        is_last = self.code is not None and len(part) < MOST_READ
+        text, taken = codecs.utf_8_decode(part, "replace", is_last)
+        return text, max(offset, 0) + taken
 
 
 @dataclass(slots=True, eq=False)

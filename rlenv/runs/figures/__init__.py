@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
+from operator import mul
 from typing import Final, Literal
 
 Z: Final = 1.959963984540054
@@ -198,16 +200,10 @@ def _within(t: float, freedom: int) -> float:
     angle = math.atan(t / math.sqrt(freedom))
     sine, square = math.sin(angle), math.cos(angle) ** 2
     if freedom % 2:
-        terms = _series(math.cos(angle), (2 * i / (2 * i + 1) * square for i in range(1, (freedom - 1) // 2)))
-        return 2 / math.pi * (angle + sine * math.fsum(terms))
-    return sine * math.fsum(_series(1.0, ((2 * i - 1) / (2 * i) * square for i in range(1, freedom // 2))))
-
-
-def _series(first: float, factors: Iterable[float]) -> list[float]:
-    found = [first]
-    for factor in factors:
-        found.append(found[-1] * factor)
-    return found
+        factors = (2 * i / (2 * i + 1) * square for i in range(1, (freedom - 1) // 2))
+        return 2 / math.pi * (angle + sine * math.fsum(accumulate(factors, mul, initial=math.cos(angle))))
+    factors = ((2 * i - 1) / (2 * i) * square for i in range(1, freedom // 2))
+    return sine * math.fsum(accumulate(factors, mul, initial=1.0))
 
 
 _ALL: Final = 256

@@ -39,7 +39,6 @@ UNREADABLE: Final = "unreadable"
 """Stands for the digest of what could not be read: nobody knows whether two of them are equal."""
 _LARGE_BYTES: Final = 200_000_000
 _LARGE_ROWS: Final = 100_000
-_PIECE: Final = 1 << 20
 
 _LOGS: Final = ("-wal", ".wal")
 """Of SQLite and of DuckDB."""
@@ -110,7 +109,6 @@ def _without_secrets(value: Any, *, hides: bool, is_hidden: bool) -> Any:
 
 def file_sha256(path: Path, *, say: Say | None = None) -> str:
     """SHA-256 (hexadecimal) of a file, read in pieces; UNREADABLE where it cannot be read."""
-    digest = hashlib.sha256()
     try:
         if not is_file(path):  # a pipe or a device would be read for ever
             return UNREADABLE
@@ -118,11 +116,9 @@ def file_sha256(path: Path, *, say: Say | None = None) -> str:
         if say is not None and size > _LARGE_BYTES:
             say(f"hashing {path.name} ({size / 1e9:.1f} GB) …")
         with path.open("rb") as file:
-            while piece := file.read(_PIECE):
-                digest.update(piece)
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError:
         return UNREADABLE
-    return digest.hexdigest()
 
 
 def tree_sha256(folder: Path, *, say: Say | None = None, suffixes: tuple[str, ...] = ()) -> str:

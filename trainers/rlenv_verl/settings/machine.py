@@ -12,12 +12,14 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -123,19 +125,14 @@ def _largest_tensor(folder: Path) -> tuple[str, int] | None:
     """The name and the numbers of a model's largest tensor; None where its files do not tell."""
     from safetensors import SafetensorError, safe_open
 
-    largest: tuple[str, int] | None = None
+    sizes: dict[str, int] = {}
     for file in sorted(folder.glob("model*.safetensors")):
         try:
             with safe_open(file, framework="numpy") as opened:
-                for name in opened.keys():  # noqa: SIM118 (it is no mapping)
-                    size = 1
-                    for side in opened.get_slice(name).get_shape():
-                        size *= side
-                    if largest is None or size > largest[1]:
-                        largest = (name, size)
+                sizes |= {name: math.prod(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
         except (OSError, SafetensorError):
             return None
-    return largest
+    return max(sizes.items(), key=itemgetter(1), default=None)
 
 
 def _version(name: str) -> str | None:
