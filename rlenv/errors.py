@@ -28,7 +28,8 @@ RlenvError
     │   └── MachineFailed  a machine did not come up, or was ended from outside
     ├── RewardError        a reward term could not be measured
     │   ├── TooFewRounds   a call failed again, and there was no time to tell by what (rlenv.rewards.outages)
-    │   └── UnfitAnswer    an answer that a template cannot take (rlenv.rewards.rule)
+    │   ├── UnfitAnswer    an answer that a template cannot take (rlenv.rewards.rule)
+    │   └── UnfitGold      a gold value that nothing can be compared with (rlenv.rewards.rule)
     ├── EndpointError      a model's server refused, or did not answer
     ├── CassetteError      a tape has no answer to what a replayed episode asks
     └── PolicyError        a policy or its endpoint failed

@@ -17,7 +17,7 @@ from rlenv.language.spec import Float, Spec, Text
 from rlenv.rewards.base import Measured, RewardContext, TermCompileContext
 from rlenv.rewards.normalise import MAX_JSON, NORMALISERS, Normalisation, holds, loads, numbers, same_json
 from rlenv.rewards.rows import order_keys, orders_rows, read_table, row_key, same_rows
-from rlenv.rewards.rule import is_async, load_function, raised
+from rlenv.rewards.rule import UnfitGold, is_async, load_function, raised
 from rlenv.rewards.rules.text import is_near
 
 _LARGE_CHARS = 20_000
@@ -169,7 +169,7 @@ def _number(spec: NumberSpec) -> Comparator:
     def compare(mine: Side, gold: Side) -> float:
         targets = numbers(gold.best)
         if not targets:
-            raise RewardError(f"the gold result {gold.best!r:.80} is not a number")
+            raise UnfitGold(f"the gold result {gold.best!r:.80} is not a number")
         return float(
             any(
                 is_near(found, target, tolerance=tolerance, relative=relative)
@@ -185,7 +185,7 @@ def _rows(spec: RowsSpec) -> Comparator:
     def compare(mine: Side, gold: Side) -> float | Measured:
         target = read_table(gold.best)
         if target is None:
-            raise RewardError(f"the gold result is a {type(gold.best).__name__}, not rows")
+            raise UnfitGold(f"the gold result is a {type(gold.best).__name__}, not rows")
         if target.is_cut:
             # Equal so far proves nothing, and unequal so far neither: without an order any part may be shown.
             raise RewardError("the gold result was cut at the tool's row limit and cannot be compared; raise the limit")
@@ -238,7 +238,7 @@ def _json(spec: JsonSpec) -> Comparator:
         try:
             target = read(gold)
         except ValueError as error:
-            raise RewardError(f"the gold result is not JSON: {error}") from error
+            raise UnfitGold(f"the gold result is not JSON: {error}") from error
         if mine.value is None and len(mine.text) > MAX_JSON:
             return Measured(0.0, f"longer than the {MAX_JSON} characters that are read as JSON")
         try:

@@ -21,7 +21,7 @@ from rlenv.language.expressions import Expression, compile_expression, flaws
 from rlenv.language.functions import failure as failure_of
 from rlenv.language.spec import RewardSpec
 from rlenv.rewards.base import GroupContext, Measured, RewardContext, Term, checked
-from rlenv.rewards.rule import UnfitAnswer
+from rlenv.rewards.rule import UnfitAnswer, UnfitGold
 from rlenv.secrets import redact_within
 from rlenv.trajectory import Measurement, TermResult, Trajectory, Where, term_result
 
@@ -288,7 +288,8 @@ def of_error(planned: Planned, error: Exception, begun: float) -> TermResult:
     """The result of a term that raised: what the package's own errors say, the author's with their class."""
     said = str(error) if isinstance(error, EpisodeError) else ""
     seconds = _clock() - begun
-    if isinstance(error, UnfitAnswer):  # as a gold value that is not in what the policy left
+    is_left = isinstance(error, UnfitGold) and error.is_left(planned.term.spec)
+    if is_left or isinstance(error, UnfitAnswer):
         return TermResult.valid(planned.name, value=0.0, weight=planned.weight, evidence=said, seconds=seconds)
     return TermResult.invalid(planned.name, error=said or failure_of(error), weight=planned.weight, seconds=seconds)
 

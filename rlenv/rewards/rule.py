@@ -40,6 +40,16 @@ class UnfitAnswer(RewardError):
     """
 
 
+class UnfitGold(RewardError):
+    """A gold value that nothing can be compared with. Where it is read from resources, that is as an `UnfitAnswer`."""
+
+    @staticmethod
+    def is_left(spec: RewardSpec) -> bool:
+        """True if the gold value of such a term is read from resources."""
+        gold = spec.model_dump(include={"expect"})
+        return any("resources" in template_of(text, key=key).names for key, text in texts_at("", gold))
+
+
 def compile_for_context(value: Any, *, where: str, names: frozenset[str] = _NAMES) -> Callable[..., Any]:
     """Compiles a JSON-like value with templates over `task`, `vars`, `resources`, `answer` and `item`.
 
@@ -123,7 +133,6 @@ def compile_accepted(expect: Any) -> Callable[[RewardContext], tuple[Any, ...]]:
     be scored, and is never a wrong answer of the policy's.
     """
     fill = compile_for_context(expect, where="expect", names=frozenset(("task", "vars", "resources")))
-    is_left = any("resources" in template_of(text, key=key, names=_NAMES).names for key, text in texts_at("", expect))
 
     def accepted(context: RewardContext) -> tuple[Any, ...]:
         value = fill(context)
@@ -131,7 +140,7 @@ def compile_accepted(expect: Any) -> Callable[[RewardContext], tuple[Any, ...]]:
         if not values or any(one is None for one in values):
             found = f"the task gives no value for '{expect}'" if expect else "there is no gold value"
             said = f"expect: {found} (found {value if value is None else list(values)!r:.80})"
-            raise UnfitAnswer(said) if is_left else RewardError(said)
+            raise UnfitGold(said)
         return values
 
     return accepted
@@ -228,7 +237,7 @@ def gold_text(value: Any) -> str:
         return value
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
-    raise RewardError(f"the gold value {value!r:.80} is a {type(value).__name__}; expected text, a number or a list")
+    raise UnfitGold(f"the gold value {value!r:.80} is a {type(value).__name__}; expected text, a number or a list")
 
 
 KIND = Kind(RuleSpec, compile_rule)

@@ -19,7 +19,7 @@ from rlenv.language.spec import Float, Int, RewardSpec, Spec, Text
 from rlenv.rewards import comparators
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.outages import Lost, known_call, may_be_lost, settled
-from rlenv.rewards.rule import UnfitAnswer, compile_for_context, where_answer
+from rlenv.rewards.rule import UnfitAnswer, UnfitGold, compile_for_context, where_answer
 from rlenv.tools.base import Tool
 
 # What is kept of each result in the trajectory, beside the evidence.
@@ -142,11 +142,11 @@ class _Verify:
         filled = [self.expected(context, item=item) for item in self.alternatives(context)]
         if not self.is_call:
             if any(value is None for value in filled):
-                raise RewardError("expect: the task gives no value to compare with")
+                raise UnfitGold("expect: the task gives no value to compare with")
             return [comparators.Side(value if isinstance(value, str) else str(value), value) for value in filled]
         calls = [call for arguments in filled for call in self._spread(arguments)]
         if not calls:
-            raise RewardError("expect: the task gives no alternative to compare with")
+            raise UnfitGold("expect: the task gives no alternative to compare with")
         # In order and not at once: most tasks have one, the rest are few, and each is computed once per task.
         return [await self.cache.get(arguments, context, self._run) for arguments in calls]
 
@@ -162,7 +162,8 @@ class _Verify:
     async def _run(self, arguments: Mapping[str, Any], context: RewardContext) -> comparators.Side:
         result = await known_call(self.tool, arguments, context)
         if result.outcome != "ok":
-            raise RewardError(f"the gold call of '{self.tool.name}' ended as {result.outcome}: {result.text:.200}")
+            error = UnfitGold if result.whose == "policy" else RewardError
+            raise error(f"the gold call of '{self.tool.name}' ended as {result.outcome}: {result.text:.200}")
         return comparators.Side(result.text, result.value, arguments)
 
 
@@ -216,7 +217,7 @@ def _alternatives(expect: ExpectSpec) -> Callable[[RewardContext], Sequence[Any]
         found = fill(context)
         items = found if isinstance(found, (list, tuple)) else (found,)
         if not items:
-            raise RewardError("expect.any_of: the task gives an empty list")
+            raise UnfitGold("expect.any_of: the task gives an empty list")
         return items
 
     return alternatives

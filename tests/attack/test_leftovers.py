@@ -107,7 +107,7 @@ READS = (
 )  # fmt: skip
 
 
-def play(environment: Environment, *calls: ToolCall) -> Trajectory:
+def play(environment: Environment, *calls: ToolCall, is_paid: bool = True) -> Trajectory:
     """An episode in which each call is an action, beside one of another that leaves what is fine."""
 
     async def one(*calls: ToolCall) -> Trajectory:
@@ -121,7 +121,7 @@ def play(environment: Environment, *calls: ToolCall) -> Trajectory:
 
     async def both() -> Trajectory:
         found, other = await asyncio.gather(one(*calls), one())
-        assert other.reward.total is not None, other.failure
+        assert other.reward.total is not None or not is_paid, other.failure
         return found
 
     return asyncio.run(asyncio.wait_for(both(), 60))
@@ -178,6 +178,43 @@ def test_a_gold_value_that_is_not_in_what_is_left_is_worth_nothing(rule: Any, ma
             found = play(environment, ToolCall("leave", {"which": which}))
             is_well(found, str(rule), read, which)
             assert found.reward.total == 0
+
+
+KINDS_OF_GOLD = (
+    "exact_match",
+    "f1",
+    "numeric_match",
+    "contains",
+    "json_match",
+    "math_equal",
+    "sql_match",
+    "calls_match",
+)
+
+
+@pytest.mark.parametrize("rule", [*KINDS_OF_GOLD, "verify", "verify any", "verify call"])
+@pytest.mark.slow(but=4)
+def test_a_gold_value_of_what_is_left_that_nothing_compares_with_is_worth_nothing(
+    rule: str, make_environment: Make
+) -> None:
+    """One of the row's own makes the reward invalid."""
+    arguments = {"expression": "{{ answer }}"}
+    for left in ("resources.desk.left", "task.left"):
+        gold: Any = "{{ " + left + " }}"
+        if rule.startswith("verify"):
+            of = {"value": "{{ item }}", "any_of": gold} if "any" in rule else {"value": gold}
+            of = {"arguments": {"expression": gold}} if "call" in rule else of
+            term = {"kind": "verify", "tool": "add", "arguments": arguments, "expect": of, "compare": "number"}
+        else:
+            term = {"kind": "rule", "rule": rule, "expect": gold}
+        text = SPEC.replace('answer: "1"', 'answer: "1", left: {deep: [[]]}')
+        environment = make_environment(text, tools=TOOLS, tools__add={"kind": "calculator"}, rewards={"gold": term})
+        for which in ("inner", "nul", "set", "nested", "surrogate", "bytes", "none", "list"):
+            found = play(environment, ToolCall("leave", {"which": which}), is_paid=left != "task.left")
+            if left == "resources.desk.left":
+                is_well(found, rule, which)
+            elif rule != "json_match":
+                assert found.reward.total is None, (rule, which)
 
 
 def test_a_request_that_what_is_left_does_not_fit_is_the_policys(make_environment: Make) -> None:

@@ -19,7 +19,7 @@ from rlenv.language.spec import Bool, Int, Text
 from rlenv.messages import MalformedCall, ToolCall, ToolResult
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.outages import SHARE, Lost, count_against, lost_calls, run_again, settling
-from rlenv.rewards.rule import RuleSpec, check_range, compile_for_context
+from rlenv.rewards.rule import RuleSpec, UnfitGold, check_range, compile_for_context
 from rlenv.tools.arguments import callable_name
 from rlenv.tools.base import Tool
 from rlenv.trajectory import Turn, Where
@@ -326,7 +326,7 @@ def _golds(given: Any) -> list[_Gold]:
         found = json.loads(given) if isinstance(given, str) else given
         return [_gold(one) for one in found]
     except (ValueError, TypeError, AttributeError, KeyError) as error:
-        raise RewardError(f"expect: {cut_end(repr(given), 200)} is no list of calls ({error})") from error
+        raise UnfitGold(f"expect: {cut_end(repr(given), 200)} is no list of calls ({error})") from error
 
 
 def _gold(given: Mapping[str, Any]) -> _Gold:

@@ -32,7 +32,7 @@ from rlenv.language.spec import Float
 from rlenv.rewards._math_text import bare, plain_number
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.normalise import boxed_in_braces, hendrycks_equal, minerva
-from rlenv.rewards.rule import RuleSpec, compile_accepted, gold_text, where_answer
+from rlenv.rewards.rule import RuleSpec, UnfitGold, compile_accepted, gold_text, where_answer
 from rlenv.rewards.rules.text import Expected
 
 _TRIES: Final = 3
@@ -151,9 +151,9 @@ def _refuse(said: Mapping[str, Any], golds: Sequence[str], limit_s: float) -> No
         ("crash", "brings down the process that reads it"),
     ):
         if said.get(key):
-            raise RewardError(f"expect: reading the gold value {gold!r:.80} {why}")
+            raise UnfitGold(f"expect: reading the gold value {gold!r:.80} {why}")
     if said.get("unreadable"):
-        raise RewardError(f"expect: the gold value {gold!r:.80} cannot be read as mathematics")
+        raise UnfitGold(f"expect: the gold value {gold!r:.80} cannot be read as mathematics")
 
 
 @lru_cache(maxsize=1)

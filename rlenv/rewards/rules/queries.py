@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlenv.errors import MissingExtra, RewardError, UsageError
+from rlenv.errors import MissingExtra, UsageError
 from rlenv.language.kinds import Kind
 from rlenv.language.spec import Bool, Text
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
-from rlenv.rewards.rule import RuleSpec, compile_accepted, gold_text, where_answer
+from rlenv.rewards.rule import RuleSpec, UnfitGold, compile_accepted, gold_text, where_answer
 from rlenv.rewards.rules.text import Expected
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ def _sql_match(name: str, spec: SqlMatchSpec, context: TermCompileContext) -> Te
             try:
                 golds.append(_gold(gold_text(value), spec.dialect))
             except UnreadableQuery as error:
-                raise RewardError(f"expect: the gold query cannot be read: {error}") from error
+                raise UnfitGold(f"expect: the gold query cannot be read: {error}") from error
         if context.answer is None:
             return Measured(0.0, "no answer")
         try:

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from rlenv._base.bounded import quick
 from rlenv._base.schemas import BoundedValidator
-from rlenv.errors import RewardError, UsageError, told_as, under
+from rlenv.errors import UsageError, told_as, under
 from rlenv.language.kinds import Kind
 from rlenv.language.spec import Bool, Float, Int, Text
 from rlenv.rewards import normalise as forms
@@ -38,7 +38,7 @@ def check_qa(accepted: Callable[[RewardContext], tuple[Any, ...]]) -> Callable[[
     def check(context: RewardContext) -> None:
         for value in accepted(context):
             if not forms.qa(rules.gold_text(value)):
-                raise RewardError(
+                raise rules.UnfitGold(
                     f"of the gold value {value!r:.80} nothing is left after `qa` normalisation, so that 'the' and an "
                     "empty answer earn it"
                 )
@@ -148,7 +148,7 @@ def _contains(name: str, spec: ContainsSpec, context: TermCompileContext) -> Ter
     def measure(context: RewardContext) -> Measured:
         golds = [normalise(rules.gold_text(gold)) for gold in accepted(context)]
         if "" in golds:
-            raise RewardError("expect: a text to look for is empty after normalisation; every answer contains it")
+            raise rules.UnfitGold("expect: a text to look for is empty after normalisation; every answer contains it")
         text = rules.read(context, spec.of)
         if text is None:
             return rules.NO_ANSWER
@@ -276,7 +276,7 @@ def _numeric_match(name: str, spec: NumericMatchSpec, context: TermCompileContex
 def _golds(value: Any) -> tuple[Decimal, ...]:
     found = forms.numbers(value)
     if not found:
-        raise RewardError(f"expect: the gold value {value!r:.80} is not a number")
+        raise rules.UnfitGold(f"expect: the gold value {value!r:.80} is not a number")
     return found
 
 
@@ -344,11 +344,11 @@ def _json_match(name: str, spec: JsonMatchSpec, context: TermCompileContext) -> 
             try:
                 gold = forms.loads(gold)
             except forms.DuplicateKey as error:
-                raise RewardError(f"expect: {error}") from error
+                raise rules.UnfitGold(f"expect: {error}") from error
             except ValueError:
                 pass
         if gold is None:
-            raise RewardError("expect: the task gives no value to match")
+            raise rules.UnfitGold("expect: the task gives no value to match")
 
         def matches(text: str) -> Measured:
             try:
