@@ -6,11 +6,10 @@ so that numbers stay numbers; everything else gives text. An undefined name is a
 
 from __future__ import annotations
 
-import json
+import errno
 import os
 import re
 import secrets
-import string
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -33,8 +32,10 @@ _T = TypeVar("_T")
 
 _OWN = frozenset(("vars", "resources"))  # what no row, model or server says
 _SINGLE = re.compile(r"\s*\{\{(?!\{)((?:(?!\{\{|\}\}).)*)\}\}\s*", re.DOTALL)
-_OF_TEMPLATES: tuple[str, ...] = (__file__, "<", string.__file__, last_box.__code__.co_filename)
-_OF_TEMPLATES += tuple(os.path.dirname(str(one.__file__)) for one in (jinja2, json, markupsafe))
+_OF_TEMPLATES: tuple[str, ...] = (__file__, "<", last_box.__code__.co_filename)
+_OF_TEMPLATES += tuple(os.path.dirname(str(one.__file__)) for one in (jinja2, markupsafe))
+_OF_PYTHON = os.path.dirname(os.__file__)  # what filters and methods of plain values call
+_OF_FILES = frozenset((errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM))
 _MAX_PRODUCT = 10_000_000
 _MAX_POWER_BITS = 100_000
 _OTHER_FILES: tuple[type[nodes.Stmt], ...] = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
@@ -92,10 +93,11 @@ class TemplateError(RlenvError):
     @property
     def is_unfit(self) -> bool:
         """True where what it reads does not fit it; False where code behind that failed, such as a property's."""
-        frames = traceback.walk_tb(getattr(self.__cause__, "__traceback__", None))
-        return not isinstance(self.__cause__, (OSError, MemoryError)) and all(
-            frame.f_code.co_filename.startswith(_OF_TEMPLATES) for frame, _ in frames
-        )
+        cause = self.__cause__
+        has_failed = isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno not in _OF_FILES)
+        paths = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(getattr(cause, "__traceback__", None))]
+        others = [path for path in paths if not path.startswith(_OF_TEMPLATES)]
+        return not has_failed and all(path.startswith(_OF_PYTHON) and "-packages" not in path for path in others)
 
 
 class UnfitTemplate(UsageError):

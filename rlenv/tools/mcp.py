@@ -21,7 +21,7 @@ from pydantic import Field
 from rlenv._base.schemas import without_unreadable_patterns
 from rlenv._base.text import did_you_mean
 from rlenv.concurrency.lanes import Answer, Asked, here
-from rlenv.errors import EpisodeError, MissingExtra, ResourceError, ToolFailed, UsageError, told_as
+from rlenv.errors import EpisodeError, MissingExtra, ResourceError, ToolFailed, UsageError
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.requirements import Requirement, program
 from rlenv.language.spec import Float, Int, Text, ToolSpec
@@ -112,8 +112,12 @@ def _server(name: str, spec: McpSpec, context: CompileContext, call: ToolContext
         task = {} if "task" not in template.names else context.row() if call is None else call.task
         resources = dict.fromkeys(context.resources, _Stand()) if call is None else call.resources
         text, put_in = set_aside(text)
-        with told_as(UsageError, "the template cannot be filled:", TemplateError, key=key):
+        try:
             made = template_of(text, key=key).text(vars=context.vars, task=task, resources=resources)
+        except TemplateError as error:
+            if call is not None and error.is_unfit and "resources" in template.names:  # earlier calls have left that
+                raise ToolFailed("the server cannot be asked as things are", reason="bad_arguments") from error
+            raise UsageError(f"the template cannot be filled: {error}", key=key) from error
         return str(put_in(made))
 
     cwd = filled("cwd", spec.cwd) if spec.cwd is not None else None

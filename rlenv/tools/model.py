@@ -139,11 +139,15 @@ def compile_model(name: str, spec: ModelSpec, context: CompileContext) -> Sequen
     async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
         check_length(name, arguments)
         values = {"args": _Arguments(arguments), "task": call.task, "vars": constants, "resources": call.resources}
-        with told_as(ToolFailed, "the request cannot be written:", TemplateError):
+        try:
             # What the policy wrote is not the other model's own: it spells no control token there.
             messages = [Message("system", broken(*system.written(**values)))] if system is not None else []
             attached = tuple(one(values) for one in read)
             messages.append(Message("user", broken(*prompt.written(**values)), images=attached))
+        except TemplateError as error:
+            if not error.is_unfit:
+                raise  # code behind a resource failed
+            raise ToolFailed(f"the request cannot be written: {error}") from error
         client = await endpoint.client(call.shared())
         try:
             with asks(f"tool {name}"):

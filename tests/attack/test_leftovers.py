@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 import time
+from pathlib import Path
 from typing import Any, cast
 
 import aiohttp
@@ -101,9 +103,10 @@ rewards: {said: {kind: rule, rule: exact_match}}
 limits: {turns: 4}
 """
 READS = (
-    "LEFT.done", "LEFT", "LEFT[0]", "LEFT.points[-1]", "LEFT == 3", "LEFT > 3", "LEFT * 1.0", "1 / LEFT", "LEFT + 'x'",
+    "LEFT.done", "LEFT", "LEFT | random",
+    "LEFT[0]", "LEFT.points[-1]", "LEFT == 3", "LEFT > 3", "LEFT * 1.0", "1 / LEFT", "LEFT + 'x'",
     "LEFT | length", "LEFT | sum", "LEFT | int", "LEFT | tojson", "LEFT.items() | list", "not LEFT", "LEFT | first",
-    "'{:.2f}'.format(LEFT)", "(LEFT | e) % 3", "LEFT | boxed", "LEFT ** 0.5",
+    "'{:.2f}'.format(LEFT)", "(LEFT | e) % 3", "LEFT | pprint", "LEFT | boxed", "LEFT ** 0.5",
 )  # fmt: skip
 
 
@@ -218,14 +221,58 @@ def test_a_gold_value_of_what_is_left_that_nothing_compares_with_is_worth_nothin
 
 
 def test_a_request_that_what_is_left_does_not_fit_is_the_policys(make_environment: Make) -> None:
-    """Behind a template, code that fails is not."""
+    """Behind a template, code that fails is not, whatever else a call fills in."""
     for read, whose in (("left.points[-1]", "policy"), ("away", "infrastructure")):
-        tool = {"kind": "command", "command": ["echo", "{{ resources.desk." + read + " }}"], "parameters": {}}
+        command = ["echo", "{{ args.word }} {{ resources.desk." + read + " }}"]
+        tool = {"kind": "command", "command": command, "parameters": {"word": "string?"}}
+        model = {"kind": "model", "endpoint": "other", "prompt": command[1], "parameters": tool["parameters"]}
         called = {"kind": "rule", "rule": "tool_called", "tool": "tell"}
-        environment = make_environment(SPEC, tools=TOOLS, tools__tell=tool, rewards={"called": called})
-        found = play(environment, ToolCall("leave", {"which": "list"}), ToolCall("tell", {}))
-        assert found.turns[1].results[0].whose == whose
-        assert found.reward.total == (0 if whose == "policy" else None)
+        for one in (tool, model):
+            endpoints = {"other": {"base_url": "http://127.0.0.1:9/v1", "model": "m"}}
+            environment = make_environment(
+                SPEC, tools=TOOLS, tools__tell=one, rewards={"called": called}, endpoints=endpoints
+            )
+            found = play(environment, ToolCall("leave", {"which": "list"}), ToolCall("tell", {}), is_paid=False)
+            assert found.turns[1].results[0].whose == whose, (one, read)
+            assert found.reward.total == (0 if whose == "policy" else None)
+
+
+def test_a_server_that_what_is_left_names_wrongly_is_the_policys(make_environment: Make) -> None:
+    pytest.importorskip("mcp", reason="needs the extra mcp")
+    server = str(Path(__file__).parent / "servers" / "bad.py")
+    for read, whose in (("left.points", "policy"), ("away", None)):
+        tool: dict[str, Any] = {"kind": "mcp", "command": [sys.executable, server], "scope": "episode"}
+        tool["env"] = {"POINTS": "{{ resources.desk." + read + " }}"}
+        called = {"kind": "rule", "rule": "tool_called", "tool": "t"}
+        environment = make_environment(SPEC, tools=TOOLS, tools__s=tool, rewards={"called": called})
+        found = play(environment, ToolCall("leave", {"which": "list"}), ToolCall("t", {}), is_paid=False)
+        assert (found.reward.total, found.reason) == ((0, "answer") if whose else (None, "tools"))
+        assert whose is None or found.turns[1].results[0].whose == whose
+
+
+FILES = '''
+def put(what: str, work) -> str:
+    """Puts something in a file's place."""
+    place = work.path / "points"
+    ways = {"bytes": [lambda: place.write_bytes(b"\\xff")], "folder": [place.mkdir], "none": [],
+            "circle": [lambda: place.symlink_to(place)], "three": [lambda: place.write_text("3")],
+            "file": [work.path.rmdir, lambda: work.path.write_text("")], "gone": [work.path.rmdir]}
+    for one in ways[what]:
+        one()
+    return "put"
+'''
+
+
+def test_a_file_that_is_left_otherwise_than_a_template_reads_it_is_worth_nothing(make_environment: Make) -> None:
+    read = "(resources.work.path / 'points').read_text() | float"
+    rewards = {"points": {"kind": "rule", "rule": "value", "value": "{{ " + read + " }}"}}
+    put = '\n  put: {kind: python, function: "tools.py:put", inject: [work], mutates: true}'
+    text = SPEC.replace("resources: {", "resources: {work: {kind: tempdir}, ").replace("\ntools:", "\ntools:" + put)
+    environment = make_environment(text, tools=TOOLS + FILES, rewards=rewards)
+    for what in ("none", "bytes", "folder", "circle", "file", "gone", "three"):
+        found = play(environment, ToolCall("put", {"what": what}))
+        is_well(found, what)
+        assert found.reward.total == 3 * (what == "three"), what
 
 
 @pytest.mark.parametrize(("read", "said"), [("result.vlaue.done", "did you mean 'value'"), ("result.zq", "it has: ")])
