@@ -8,6 +8,7 @@ threads. To be looked at again with a later version.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -220,8 +221,9 @@ async def _answers(
             arguments = _arguments(called[name], args, kwargs)
             if size(arguments, _MAX_ARGUMENTS) > _MAX_ARGUMENTS:
                 raise ValueError(f"{name} takes at most {_MAX_ARGUMENTS} characters of arguments")
-            calls[number] = ToolCall(name, arguments)
-        except ValueError as error:
+            # What a call of the policy's own could hold: a tool that meets another key or type would be at fault.
+            calls[number] = ToolCall(name, json.loads(json.dumps(arguments, allow_nan=False)))
+        except (ValueError, TypeError, RecursionError) as error:
             answers[number] = {"exception": TypeError(str(error))}
     if time.monotonic() >= call.deadline:
         raise ToolFailed("the code's time is up", reason="late")

@@ -587,6 +587,25 @@ def test_what_is_kept_of_the_calls_that_code_makes_is_bounded() -> None:
     assert "at most 1000000 characters" in result.text
 
 
+ANYTHING = {"type": "object", "properties": {"given": {}}, "required": ["given"]}
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ("{1: 'a', 'b': (2, [3.5, None, True])}", {"1": "a", "b": [2, [3.5, None, True]]}),
+        *((one, None) for one in ("{'a': b'x'}", "[{1}]", "ValueError('x')", "...", "{(1,): 2}", "float('nan')")),
+    ],
+)
+def test_code_gives_a_tool_nothing_that_a_call_could_not_hold(given: str, taken: Any) -> None:
+    """A tool that meets another type fails as by its own fault."""
+    met = list[Any]()
+    look = fake_tool("look", lambda arguments: str(met.append(arguments["given"])), parameters=ANYTHING)
+    result = made_by(f"look({given})", {"look": look})
+    assert met == ([] if taken is None else [taken])
+    assert (result.outcome, result.whose) == (("failed", "policy") if taken is None else ("ok", ""))
+
+
 def test_a_session_that_grows_too_large_is_as_it_was_before() -> None:
     tool = compiled("monty", session=True, session_mb=1, memory_mb=64)
 
