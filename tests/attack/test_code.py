@@ -600,7 +600,12 @@ ANYTHING = {"type": "object", "properties": {"given": {}}, "required": ["given"]
 def test_code_gives_a_tool_nothing_that_a_call_could_not_hold(given: str, taken: Any) -> None:
     """A tool that meets another type fails as by its own fault."""
     met = list[Any]()
-    look = fake_tool("look", lambda arguments: str(met.append(arguments["given"])), parameters=ANYTHING)
+
+    def answer(arguments: Any) -> str:
+        met.append(arguments["given"])
+        return ""
+
+    look = fake_tool("look", answer, parameters=ANYTHING)
     result = made_by(f"look({given})", {"look": look})
     assert met == ([] if taken is None else [taken])
     assert (result.outcome, result.whose) == (("failed", "policy") if taken is None else ("ok", ""))
