@@ -129,16 +129,19 @@ def shared_length(one: str | list[int], other: str | list[int]) -> int:
     return low
 
 
+def parts_of(value: Any) -> Iterable[tuple[Any, Any]]:
+    """The parts of a JSON-like value: a mapping's with their keys, a list's with their places, none of another."""
+    if isinstance(value, Mapping):
+        return value.items()
+    return enumerate(value) if isinstance(value, (list, tuple)) else ()
+
+
 def strings_in(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """Every text under `value`, with its place."""
     if isinstance(value, str):
         yield path, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from strings_in(item, (*path, key))
-    elif isinstance(value, (list, tuple)):
-        for index, item in enumerate(value):
-            yield from strings_in(item, (*path, index))
+    for key, item in parts_of(value):
+        yield from strings_in(item, (*path, key))
 
 
 def with_texts(value: Any, change: Callable[[str], str]) -> Any:

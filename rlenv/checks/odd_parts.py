@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from rlenv._base.text import did_you_mean, strings_in
+from rlenv._base.text import did_you_mean, parts_of, strings_in
 from rlenv.checks.subject import PATTERNS, WORDS, Subject, gives_away
 from rlenv.errors import EpisodeError, Finding, RlenvError
 from rlenv.language.expressions import compile_expression, open_on
@@ -323,15 +323,11 @@ def _state(subject: Subject) -> Iterator[Finding]:
 
 
 def _leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], float]]:
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            if key not in ("rows", "parameters", "schema", "vars", "oracle", "extra", "example", "dialect"):
-                yield from _leaves(item, (*path, key))
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _leaves(item, (*path, index))
-    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
         yield path, value
+    for key, item in parts_of(value):
+        if key not in ("rows", "parameters", "schema", "vars", "oracle", "extra", "example", "dialect"):
+            yield from _leaves(item, (*path, key))
 
 
 def _numbers(subject: Subject) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rlenv._base.text import did_you_mean
+from rlenv._base.text import did_you_mean, parts_of
 from rlenv.calls.toolsets import ToolSet
 from rlenv.checks.sites import Site, Stub, check_site
 from rlenv.checks.subject import ReadSplit, Subject, calls_in
@@ -141,16 +141,11 @@ class _Results(list[Stub]):
 
 def _texts(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
     """The templates of a value, those in the keys of its mappings among them."""
-    if isinstance(value, str):
-        if "{" in value:
-            yield path, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _texts(key, (*path, key))
-            yield from _texts(item, (*path, key))
-    elif isinstance(value, (list, tuple)):
-        for index, item in enumerate(value):
-            yield from _texts(item, (*path, index))
+    if isinstance(value, str) and "{" in value:
+        yield path, value
+    for key, item in parts_of(value):
+        yield from _texts(key, (*path, key))
+        yield from _texts(item, (*path, key))
 
 
 @dataclass(slots=True)

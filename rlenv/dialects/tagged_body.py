@@ -73,7 +73,7 @@ class TaggedForm:
                 at = self._parameter(reading, name, at + len(mark), arguments)
             close = next((mark for mark in self._closes if text.startswith(mark, at)), None)
             end = at + len(close or "")
-            if close is None and not self._may_end(reading, at):
+            if close is None and not (at >= self._cut(reading, at) and reading.allows("open_calls")):
                 wanted = " or ".join((*self._keys, *self._closes))
                 raise _Fault(f"expected {wanted}; found {text[at : at + 20]!r}", at)
             end = len(text) if close is None and at >= self._cut(reading, at) else end
@@ -89,9 +89,6 @@ class TaggedForm:
 
     def _cut(self, reading: Reading, begin: int) -> int:
         return reading.without_cut_mark((*self._closes, *self._keys, self._spec.value_close), begin)
-
-    def _may_end(self, reading: Reading, at: int) -> bool:
-        return at >= self._cut(reading, at) and reading.allows("open_calls")
 
     def _name(self, reading: Reading, begin: int) -> tuple[str, int]:
         text, spec = reading.text, self._spec

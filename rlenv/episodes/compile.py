@@ -433,14 +433,6 @@ def entry_fault(document: SourceDocument, path: str, error: UsageError) -> Findi
 def missing_variable(document: SourceDocument, path: str, error: MissingVariable) -> Finding:
     """The fault of a variable that is not set, at the first text under `path` that names it."""
     wanted = f"${{env:{error.name}}}"
-
-    def search(value: Any, at: tuple[str | int, ...]) -> tuple[str | int, ...] | None:
-        if isinstance(value, str):
-            return at if wanted in value else None
-        items: Any = (
-            value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
-        )
-        return next((found for key, item in items if (found := search(item, (*at, key))) is not None), None)
-
-    place = search(document.get(path), tuple(path.split(".")))
+    texts = strings_in(document.get(path), tuple(path.split(".")))
+    place = next((at for at, text in texts if wanted in text), None)
     return document.fault(place if place is not None else path, error.message, error.hint, find=wanted)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
+from rlenv._base.text import parts_of
 from rlenv.errors import SpecError
 
 if TYPE_CHECKING:
@@ -77,8 +78,7 @@ def _at(node: Node, parts: list[str], path: tuple[str, ...]) -> Iterator[tuple[t
             yield path, node
         return
     name, _, kinds = parts[0].partition(":")
-    held = node.value.items() if isinstance(node.value, dict) else ()
-    for key, child in enumerate(node.value) if isinstance(node.value, list) else held:
+    for key, child in parts_of(node.value):
         if name in (key, "*") and (not kinds or _kind(child.value) in kinds.split("|")):
             yield from _at(child, parts[1:], (*path, str(key)))
 

@@ -191,12 +191,8 @@ def local_model(given: str, *, chat_template: str | Path | None = None, keep: Pa
         UsageError: there is no such file, folder, distribution or template, or the file is no model that can be read.
         MissingExtra: dequantising needs packages that are not installed.
     """
-    if is_package(given):
-        place = str(found_in_package(given))
-        given_as = given
-    else:
-        place = given_as = given
-    file = gguf_in(place, given_as=given_as)
+    place = str(found_in_package(given)) if is_package(given) else given
+    file = gguf_in(place, given_as=given)
     if file is not None:
         place = str(dequantised(file))
     elif Path(place).expanduser().is_dir():

@@ -88,14 +88,14 @@ def weights_in(folder: Path) -> ModelWeights:
 def _names(folder: Path) -> tuple[list[str], str]:
     """The files that hold weights, as transformers chooses them, and what is wrong."""
     for single, index in zip(_SINGLE, _INDEXES, strict=True):
-        if _is_there(folder / single):
+        if (folder / single).is_file():
             return [single], ""
         if (folder / index).is_file():
             try:
                 shards = sorted(set(json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values()))
             except (ValueError, LookupError, AttributeError, TypeError) as error:
                 return [], f"{index} cannot be read: {error}"
-            missing = [shard for shard in shards if not _is_there(folder / shard)]
+            missing = [shard for shard in shards if not (folder / shard).is_file()]
             if missing:
                 more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
                 return [], f"{missing[0]}{more} of the {len(shards)} files in {index} are not there"
@@ -105,10 +105,6 @@ def _names(folder: Path) -> tuple[list[str], str]:
     other = sorted(path.name for path in folder.glob("*.safetensors"))
     hint = f" (there is {other[0]}, which no index names)" if other else ""
     return [], f"there is neither {_SINGLE[0]} nor {_INDEXES[0]}{hint}"
-
-
-def _is_there(path: Path) -> bool:
-    return path.is_file()
 
 
 def _header(path: Path) -> tuple[Mapping[str, Any], str]:

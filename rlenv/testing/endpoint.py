@@ -361,9 +361,8 @@ class _Handler(Wire):
         said = json.dumps(body.get("messages", body.get("prompt", "")), ensure_ascii=False).replace('\\"', '"')
         found = re.findall(r'\{[^{}]{0,400}"(?:score|verdict|grade)"\s*:[^{}]{0,200}\}', said)
         wanted = re.findall(r"(?i)(?:score|answer|say|reply|write)(?: of| with|:)?\s+(-?\d+(?:\.\d+)?)", said)
-        self.say(
-            found[-1] if found else f'{{"reasoning": "", "score": {wanted[-1]}}}' if wanted else self.owner.verdict
-        )
+        asked = f'{{"reasoning": "", "score": {wanted[-1]}}}' if wanted else self.owner.verdict
+        self.say(found[-1] if found else asked)
 
 
 def _answer(message: Mapping[str, Any], finish_reason: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import orjson
 from rlenv._base.bounded import cut_end
 from rlenv._base.paths import RefusedPath, leads_out, real
 from rlenv._base.schemas import BoundedValidator
-from rlenv._base.text import did_you_mean
+from rlenv._base.text import did_you_mean, parts_of
 from rlenv.errors import ToolFailed, UnknownEntry, UsageError
 from rlenv.language import templates
 from rlenv.resources.base import Folder
@@ -48,7 +48,7 @@ _OPEN = frozenset(
 
 def _no_type(schema: Any) -> str:
     """The first word in a schema that stands for a type and is none, "" where there is none."""
-    for value in schema.values() if isinstance(schema, Mapping) else schema if isinstance(schema, list) else ():
+    for _, value in parts_of(schema):
         if wrong := _no_type(value):
             return wrong
     found = schema.get("type") if isinstance(schema, Mapping) else None

@@ -237,14 +237,9 @@ def outcome_of(
 
 def _masked(row: Row | None, filler_id: int) -> Row:
     """The one row of an episode that is left out; it needs a prompt and a token."""
-    prompt = tuple(row.prompt_ids) if row is not None else ()
-    response = tuple(row.response_ids) if row is not None else ()
-    logprobs = tuple(row.logprobs) if row is not None else ()
-    filler = (filler_id,)
-    mask = (0,) * max(1, len(response))
-    return Row(
-        prompt or filler, response or filler, mask, logprobs or (0.0,), images=row.images if row is not None else ()
-    )
+    row = row or Row((), (), (), ())
+    prompt, response = tuple(row.prompt_ids) or (filler_id,), tuple(row.response_ids) or (filler_id,)
+    return Row(prompt, response, (0,) * len(response), tuple(row.logprobs) or (0.0,), images=row.images)
 
 
 def failed_outcome(*, terms: Sequence[str], filler_id: int, reason: str = CRASH) -> Outcome:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from rlenv._base.text import parts_of, strings_in
 from rlenv.errors import SpecError, UsageError
 from rlenv.language.yamltree import Node, parse_text
 
@@ -84,9 +85,7 @@ def mentions(root: Node, *, name: str) -> Iterator[Path_]:
 def _places(node: Node, path: Path_ = ()) -> Iterator[tuple[Path_, Node]]:
     if path:
         yield path, node
-    inside: Any = node.value
-    items = inside.items() if isinstance(inside, dict) else enumerate(inside) if isinstance(inside, list) else ()
-    for key, child in items:
+    for key, child in parts_of(node.value):
         yield from _places(child, (*path, key))
 
 
@@ -132,8 +131,7 @@ def edit(text: str, *, group: str, name: str, values: Mapping[str, Any], order: 
         _Surgeon(text, changes, tuple(order)).mapping(root, wanted)
     made = _applied(text, changes)
     if not _says(made, wanted):
-        hint = "change it in the text"
-        raise UsageError("it cannot be changed without changing something else", key=f"{group}.{name}", hint=hint)
+        raise _not_alone(group, name, "change")
     return made
 
 
@@ -162,8 +160,7 @@ def rename(text: str, *, group: str, name: str, to: str) -> Edited:
     own = Reference((group, name), child, is_key=True)
     made = _renamed(text, [own], before, to)
     if made is None:
-        hint = "change it in the text"
-        raise UsageError("it cannot be renamed without changing something else", key=f"{group}.{name}", hint=hint)
+        raise _not_alone(group, name, "change", done="renamed")
     # Each alone first: an alias names its place's anchor, whose other uses would change with it.
     found = [one for one in references(root, group=group, name=name) if _renamed(text, [one], before, to) is not None]
     made = _renamed(text, [own, *found], before, to) or made
@@ -187,9 +184,13 @@ def delete(text: str, *, group: str, name: str) -> Edited:
         surgeon.empty(_keys(root)[group], child)
     made = _applied(text, changes)
     if not _says(made, wanted):
-        hint = "remove it in the text"
-        raise UsageError("it cannot be removed without changing something else", key=f"{group}.{name}", hint=hint)
+        raise _not_alone(group, name, "remove")
     return Edited(made, _left(made, group, name))
+
+
+def _not_alone(group: str, name: str, to_do: str, *, done: str = "") -> UsageError:
+    said = f"it cannot be {done or f'{to_do}d'} without changing something else"
+    return UsageError(said, key=f"{group}.{name}", hint=f"{to_do} it in the text")
 
 
 def _entry(text: str, group: str, name: str) -> tuple[Node, Node, dict[str, Any]]:
@@ -436,8 +437,7 @@ def _written(value: Any, column: int, *, is_deep: bool = False) -> str:
 
 
 def _has_lines(value: Any) -> bool:
-    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return any(_has_lines(item) for item in inside) or (isinstance(value, str) and "\n" in value)
+    return any("\n" in text for _, text in strings_in(value, ()))
 
 
 def _fits_block(text: str) -> bool:

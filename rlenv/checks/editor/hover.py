@@ -13,6 +13,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+from rlenv._base.text import parts_of
 from rlenv.checks.editor import shape as known
 from rlenv.checks.editor.shape import Item
 from rlenv.checks.editor.tree import Cursor, CursorReadings, LineIndex, find_cursor, read_tree
@@ -168,15 +169,12 @@ def hover(text: str, line: int, column: int, *, path: str | os.PathLike[str]) ->
 
 def _nodes(node: Node, path: Path_) -> Iterator[tuple[Path_, Node, bool]]:
     """All keys and the scalars among the values, with their paths."""
-    if isinstance(node.value, dict):
-        for key, child in node.value.items():
-            yield (*path, key), child, True
-            yield from _nodes(child, (*path, key))
-    elif isinstance(node.value, list):
-        for index, child in enumerate(node.value):
-            yield from _nodes(child, (*path, index))
-    else:
+    if not isinstance(node.value, (dict, list)):
         yield path, node, False
+    for key, child in parts_of(node.value):
+        if isinstance(key, str):
+            yield (*path, key), child, True
+        yield from _nodes(child, (*path, key))
 
 
 def _key(at: Path_, tree: Node, text: str, path: str | os.PathLike[str]) -> str:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from rlenv._base.text import parts_of
 from rlenv.errors import SpecError
 from rlenv.language.yamltree import YAML_BREAK, Node, parse_text
 
@@ -237,17 +238,13 @@ def _sections(text: str) -> list[tuple[int, int]]:
 
 
 def _marked(node: Node, path: Path_) -> Iterator[Cursor]:
-    if isinstance(node.value, dict):
-        for key, child in node.value.items():
-            if key == _MARK:
-                yield Cursor(path, is_key=True)
-            else:
-                yield from _marked(child, (*path, key))
-    elif isinstance(node.value, list):
-        for index, child in enumerate(node.value):
-            yield from _marked(child, (*path, index))
-    elif isinstance(node.value, str) and _MARK in node.value:
+    if isinstance(node.value, str) and _MARK in node.value:
         yield Cursor(path, is_key=False, before=node.value.partition(_MARK)[0])
+    for key, child in parts_of(node.value):
+        if key == _MARK:
+            yield Cursor(path, is_key=True)
+        else:
+            yield from _marked(child, (*path, key))
 
 
 def _without_mark(value: Any, word: str) -> Any:

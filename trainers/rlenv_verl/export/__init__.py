@@ -17,6 +17,7 @@ import yaml
 
 import rlenv
 from rlenv.errors import UsageError
+from rlenv_train.progress import entries_of
 
 # val-aux/SPEC/SPLIT/MODE/success/mean@EPISODES: veRL's name for a figure of the data source SPEC/SPLIT/MODE
 _SUCCESS = re.compile(r"val-aux/.+/([^/]+)/success/mean@\d+")
@@ -220,13 +221,8 @@ def choose(run: Path, *, step: int | None = None, best: bool = False) -> Checkpo
 
 def success_by_step(run: Path) -> dict[int, float]:
     """Held-out success of every step that was validated: greedy where that was measured, the mean over specs."""
-    path = run / "metrics.jsonl"
     found: dict[int, float] = {}
-    for line in path.read_bytes().splitlines() if path.is_file() else ():
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue  # the line that is being written
+    for entry in entries_of(run / "metrics.jsonl"):
         rates: dict[str, list[float]] = {}
         for key, value in entry["data"].items():
             source = _SUCCESS.fullmatch(key)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -310,11 +311,7 @@ def clean_length(ids: Sequence[int], *, images: ProcessorImages | None, tokenize
 
     if is_clean(length):
         return length
-    low, high = 0, length  # the most ids that are clean are `low` or more and fewer than `high`
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if is_clean(middle) else (low, middle)
-    return low
+    return bisect_left(range(1, length), True, key=lambda count: not is_clean(count))
 
 
 @dataclass(frozen=True, slots=True)
