@@ -13,7 +13,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
@@ -269,12 +269,10 @@ class Client:
         Raises:
             EndpointError: the server refused, or did not answer within the retries.
         """
-        endpoint = self.endpoint
-        timeout_s = endpoint.timeout_s if timeout_s is None else timeout_s
+        endpoint, timeout_s = self.endpoint, self.endpoint.timeout_s if timeout_s is None else timeout_s
         data = json.dumps({key: value for key, value in body.items() if value is not None}).encode()
-        problem = _Problem("there was no time to ask the server")
+        decides = problem = _Problem("there was no time to ask the server")
         what = f"endpoint '{endpoint.name}'" if endpoint.name else "the endpoint"
-        is_cut = False
         for attempt in range((endpoint.retries if retries is None else retries) + 1):
             if attempt:
                 wait = max(min(8.0, 0.25 * 2**attempt) * self._rng.uniform(0.5, 1.0), problem.wait_s)
@@ -292,13 +290,13 @@ class Client:
                     answer = await self._tried(url, data, tried + attempt, limit_s, lacking, is_free=is_free)
             if not isinstance(answer, _Problem):
                 return answer
-            problem = answer
-            is_cut = is_cut or answer.is_cut
+            problem, decides = answer, answer.behind(decides)
             if not problem.may_pass:
                 break
-        told = f"{what} ({endpoint.model} at {path}): {problem.text}"
-        facts = {"is_garbled": problem.is_garbled, "is_late": isinstance(problem.cause, TimeoutError), "is_cut": is_cut}
-        raise EndpointError(told, status=problem.status, **facts) from problem.cause
+        told = f"{what} ({endpoint.model} at {path}): {decides.text}"
+        is_late = isinstance(decides.cause, TimeoutError)
+        facts = {"is_garbled": decides.is_garbled, "is_late": is_late, "is_cut": decides.is_cut}
+        raise EndpointError(told, status=decides.status, **facts) from decides.cause
 
     async def _paused(self, wait: float, problem: _Problem) -> None:
         """Waits before another try; an account counts what no request of its policy's brings about."""
@@ -412,6 +410,12 @@ class _Problem:
     cause: Exception | None = None
     is_garbled: bool = False
     is_cut: bool = False
+
+    def behind(self, earlier: _Problem) -> _Problem:
+        """What tries tell together: one that a limit of rate bars nothing of what an earlier one asked."""
+        was_had = earlier.is_garbled or earlier.status not in BARRED or isinstance(earlier.cause, TimeoutError)
+        told = earlier if self.status == 429 and was_had else self
+        return replace(told, is_cut=earlier.is_cut or self.is_cut)
 
 
 def connections() -> aiohttp.ClientSession:

@@ -21,7 +21,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing, nullcontext
+from contextlib import aclosing, closing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -44,7 +44,7 @@ from rlenv.hosts.wires import CHAT_FIELDS, as_chat, as_events, as_response, call
 from rlenv.messages import Message
 from rlenv.policies.openai import FEW_TOKENS, beside, is_full, starts, written
 from rlenv.rewards.asking_again import Answered
-from rlenv.rewards.asking_models import UNCLEAR, if_felled, if_refused, tried
+from rlenv.rewards.asking_models import UNCLEAR, Room, if_felled, if_refused, tried
 from rlenv.runs.folder import KeptRun
 from rlenv.runs.schema import Facts, Tokens
 from rlenv.trajectory import Trajectory
@@ -286,9 +286,8 @@ class Gateway:
         if is_full(failed) or not (failed.is_garbled or failed.status not in BARRED):
             raise failed
         is_refused, held.aside.refused = failed.status in UNCLEAR, sent
-        # All that a server which refuses is asked has one place, which is waited for once.
-        async with self._client.places if is_refused else nullcontext():
-            return await if_refused(known, partial(again, is_beside=is_refused), self._client, is_refused=is_refused)
+        with closing(Room(self._client, has_place=is_refused)) as room:
+            return await if_refused(known, partial(again, is_beside=is_refused), room)
 
     def _known(self, record: Recorded, sent: Mapping[str, Any] | None) -> Callable[[], Awaitable[_Answer]]:
         """Asks for a few tokens of an answer to harmless words, beside the tools that the server has taken in the

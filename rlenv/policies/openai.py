@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
@@ -21,8 +21,8 @@ from rlenv.errors import EndpointError, PolicyError, RewardError, UsageError
 from rlenv.language.spec import SamplingSpec
 from rlenv.messages import Message, Sampled
 from rlenv.policies.base import HARMLESS, PolicyContext, harmless, reworded
-from rlenv.rewards.asking_again import Refused
-from rlenv.rewards.asking_models import UNCLEAR, if_felled, if_refused, tried
+from rlenv.rewards.asking_again import Barred, Refused
+from rlenv.rewards.asking_models import UNCLEAR, Room, if_felled, if_refused, tried, tries_s
 from rlenv.secrets import host_of
 
 if TYPE_CHECKING:
@@ -288,9 +288,13 @@ class _Session:
                 if error.status in REFUSED:
                     return ""
                 told, took_s = str(error), time.monotonic() - begun
-                with suppress(RewardError):
-                    asked = partial(self._in_turn, self._asking, first, is_now=False, took_s=took_s, is_refused=False)
-                    return "" if self._first and await asked() is None else told
+                if error.status == 429:
+                    return told
+                with suppress(RewardError, TimeoutError):  # nobody else bounds what waits for room behind the end
+                    async with asyncio.timeout(_FIRST_TOKEN_S + 2 * tries_s(self._client)):
+                        room = Room(self._client)
+                        asked = partial(self._in_turn, self._asking, first, room, is_now=False, took_s=took_s)
+                        return "" if self._first and await asked() is None else told
                 return told
         return "" if all(self._well) else "the server gave no first token for a part of the episode's time"
 
@@ -336,16 +340,17 @@ class _Session:
         took_s = 0.0 if is_refused else (time.monotonic() - begun) / tries  # to refuse takes no time, to wait does
         if failed.is_cut and self._first and await self._fells(messages, failed):
             raise EndpointError(f"the server falls over the policy's words: {failed}", is_held=True) from failed
-        is_now = not failed.is_late and not is_refused and await starts(request, endpoint, tried=tries)
+        room = Room(self._client, has_place=is_refused)
+        now = partial(starts, partial(room.ask, request), endpoint, tried=tries)
+        is_now = not failed.is_late and not is_refused and await now()
         if not is_now and not self._first:
             raise failed  # it is the row's words
         very: _Request[Completion] = partial(request, retries=0, tried=tries, is_beside=is_refused)
         if failed.is_late:
             very = partial(self._asked, messages, 1, around=partial(beside, endpoint=endpoint))
         try:
-            # A server that refuses has places for others: all that it is asked then has one, which is waited for once.
-            async with self._client.places if is_refused else nullcontext():
-                given = await self._in_turn(messages, very, is_now=is_now, took_s=took_s, is_refused=is_refused)
+            with closing(room):
+                given = await self._in_turn(messages, very, room, is_now=is_now, took_s=took_s)
         except RewardError:
             raise failed from None
         if given is None:
@@ -369,7 +374,7 @@ class _Session:
         return False
 
     async def _in_turn(
-        self, messages: Sequence[Message], very: _Request[Completion], *, is_now: bool, took_s: float, is_refused: bool
+        self, messages: Sequence[Message], very: _Request[Completion], room: Room, *, is_now: bool, took_s: float
     ) -> Completion | None:
         """What `very` gives, asked in turn with what is known to work; None where it fails at the policy's words.
 
@@ -377,7 +382,7 @@ class _Session:
         conversation. Or it fails at what the policy wrote before: then it takes the same turns with harmless words,
         and none with the policy's own. Raises RewardError: nobody can tell.
         """
-        soon, lane = partial(beside, endpoint=self._client.endpoint), here()
+        soon, lane, is_refused = partial(beside, endpoint=self._client.endpoint), here(), room.has_place
 
         async def asked() -> None:
             await self._asked(messages, 1, keeps_own=None if is_now else False, around=soon)
@@ -387,10 +392,11 @@ class _Session:
 
         with entered(lane and lane.at("beside")):  # a replay does not ask these
             own = partial(self._asked, messages, 1, keeps_own=True, around=soon)
-            given = await if_refused(
-                asked, very, self._client, is_refused=is_refused, looks=1 + 2 * is_refused, took_s=took_s
-            )
-            if given is None and not is_now and not isinstance(await tried(own), Refused):
+            given = await if_refused(asked, very, room, looks=1 + 2 * is_refused, took_s=took_s)
+            told: object = Barred("") if given is None and not is_now else None
+            while isinstance(told, Barred):
+                told = await tried(partial(room.ask, own))
+            if not isinstance(told, Refused | None):
                 raise RewardError("the server fails at others' words")
         return given
 

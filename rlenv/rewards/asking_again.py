@@ -75,6 +75,11 @@ class Untold:
     is_last: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Barred(Untold):
+    """A try that a limit of rate had no room for: it counts for nothing, not even where it is known to work."""
+
+
 Ask = Callable[[], Awaitable[Answered[_T] | Refused | Untold]]
 
 
@@ -226,6 +231,8 @@ class _Turns(Generic[_T]):
             tried = next((one for one in asked if not isinstance(one, Answered)), asked[0])
             if isinstance(tried, Answered) or tries.well > self.well_at_round:  # it had come back
                 self.looked_s += self.limit.clock_s - again
+            if isinstance(tried, Barred):
+                return tried
             if not isinstance(tried, Answered):
                 self.untold = self.untold if is_first else 0
                 gone_since, tries.gone_since = tries.gone_since, None

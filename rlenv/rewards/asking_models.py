@@ -9,21 +9,21 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Collection, Hashable
-from contextlib import nullcontext
+from collections.abc import Awaitable, Callable, Hashable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil, inf
 from statistics import fmean, median
 from typing import Any, Final, Generic, TypeVar
 
-from rlenv.concurrency.deadline import Countdown, left_s, pause, running_under
+from rlenv.concurrency.deadline import Countdown, bounded_by_itself, left_s, pause, running_under
 from rlenv.concurrency.lanes import entered, here
 from rlenv.concurrency.scope import Scope, ended
 from rlenv.endpoints import BARRED, REFUSED, Client
 from rlenv.endpoints.account import is_away
 from rlenv.errors import EndpointError, RewardError
-from rlenv.rewards.asking_again import ROUNDS, Answered, Ask, HeldUp, Known, Refused, Untold, in_turn, waits_s
+from rlenv.rewards.asking_again import ROUNDS, Answered, Ask, Barred, HeldUp, Known, Refused, Untold, in_turn, waits_s
 
 _T = TypeVar("_T")
 _Request = Callable[[], Awaitable[_T]]
@@ -290,7 +290,7 @@ class _Suspect(Generic[_T]):
                 well = min(well, self.asked) if self.is_counted else well
                 times, self.well = well - self.well, well
                 return Answered(None, times)
-        if isinstance(tried, Refused):
+        if isinstance(tried, Refused | Barred):
             return tried
         return Refused("it fell by something else") if isinstance(tried, Answered) else Untold(tried.why)
 
@@ -341,7 +341,7 @@ async def if_felled(
         EndpointError: `error`, where the server was not away; `is_held`: it fell each time; or nobody can tell.
     """
     lane, falls, was_cut = here(), scope.keep(("falls", client.endpoint.base_url), _Falls), error.is_cut
-    within_s = _tries_s(client) if within_s is None else within_s
+    within_s = tries_s(client) if within_s is None else within_s
     with entered(lane and lane.at("beside")), running_under(Countdown(within_s)):  # a replay does not ask these
         falls.suspects += was_cut  # at once: others find the server away before anybody can say that it is
         try:
@@ -357,43 +357,70 @@ async def if_felled(
     return given
 
 
-async def if_refused(
-    known: _Request[Any], very: _Request[_T], client: Client, *, is_refused: bool, looks: int = 3, took_s: float = 0.0
-) -> _T | None:
-    """The answer to a request that a server refuses, or else fails at, asked in turn with what is known to work, which
-    may fail `looks` times at first, as at a part of a server; None where the very request fails each time.
+@dataclass(slots=True)
+class Room:
+    """Asks a server where a limit of rate leaves room: while one bars anybody's requests whoever asks so waits, one at
+    a time, since the others have few tries.
 
-    To refuse takes a server no time, and to have many refused costs others theirs: that is asked fewer times, and where
-    a limit of rate bars requests, later. Raises RewardError: nobody can tell.
+    To refuse takes a server no time, and to have many refused costs others theirs: all that is asked of what one
+    refuses has one place of `concurrency` (`has_place`), but while it waits, and until it is closed.
     """
-    asks = partial(_yielding, client) if is_refused else tried
-    looked = partial(asks, known)
+
+    client: Client
+    has_place: bool = False
+    is_in: bool = False
+
+    def close(self) -> None:
+        """Gives the place back."""
+        if self.is_in:
+            self.client.places.release()
+        self.is_in = False
+
+    async def ask(self, request: Callable[..., Awaitable[_T]], **tries: Any) -> _T:
+        """The answer to a request; waiting for room counts for no limit.
+
+        Raises EndpointError: it has none, or each time no room.
+        """
+        for left in range(_YIELDS - 1, -1, -1):
+            async with AsyncExitStack() as turn:
+                with bounded_by_itself():
+                    if time.monotonic() < self.client.barred_until:
+                        self.close()
+                        await turn.enter_async_context(self.client.yielding)
+                    for _ in range(_YIELDS):
+                        if time.monotonic() < self.client.barred_until:
+                            await pause(random.uniform(0.5, 1.5))
+                    if self.has_place and not self.is_in:
+                        self.is_in = await self.client.places.acquire()
+                try:
+                    return await request(**tries)
+                except EndpointError as error:
+                    if not left or error.status != 429:
+                        raise
+        raise AssertionError("the last try returns or raises")
+
+
+async def if_refused(
+    known: _Request[Any], very: _Request[_T], room: Room, *, looks: int = 3, took_s: float = 0.0
+) -> _T | None:
+    """The answer to a request that a server refuses (`has_place`), or else fails at, asked in turn with what is known
+    to work, which may fail `looks` times at first, as at a part of a server; None where the very request fails each
+    time. What is refused is asked fewer times. Raises RewardError: nobody can tell.
+    """
+    is_refused, looked = room.has_place, partial(tried, partial(room.ask, known))
     for _ in range(looks):
         if not isinstance(told := await looked(), Refused):
             break
-    if isinstance(told, Refused) or (isinstance(told, Untold) and not is_refused):
+    if isinstance(told, Refused) or (isinstance(told, Untold) and not (is_refused or isinstance(told, Barred))):
         raise RewardError(told.why)
-    most = _REFUSALS if is_refused else ROUNDS
-    return await in_turn(looked, partial(asks, very), most=most, within_s=_tries_s(client), took_s=took_s)
+    most, within_s = _REFUSALS if is_refused else ROUNDS, tries_s(room.client)
+    again = partial(tried, partial(room.ask, very))
+    return await in_turn(looked, again, most=most, within_s=within_s, took_s=took_s)
 
 
-def _tries_s(client: Client) -> float:
+def tries_s(client: Client) -> float:
     """As long as the tries of one answer take."""
     return client.endpoint.timeout_s * max(2, client.endpoint.retries + 1)
-
-
-async def _yielding(client: Client, request: _Request[_T]) -> Answered[_T] | Refused | Untold:
-    """As `tried`; while a limit of rate bars anybody's requests one at a time of all who ask so waits: the others, who
-    have few tries, come before."""
-    for left in range(_YIELDS, 0, -1):
-        async with client.yielding if time.monotonic() < client.barred_until else nullcontext():
-            for _ in range(_YIELDS):
-                if time.monotonic() < client.barred_until:
-                    await pause(random.uniform(0.5, 1.5))
-            told = await tried(request, bars=BARRED)
-        if left == 1 or not isinstance(told, Untold):
-            break
-    return told
 
 
 async def at_once(request: Callable[..., Awaitable[_T]]) -> _T:
@@ -413,10 +440,10 @@ def failed(who: str, error: EndpointError, *, is_harmless: bool = False) -> Refu
     return Refused(why) if is_of_text else Untold(why, is_last=True)
 
 
-async def tried(request: Callable[[], Awaitable[_T]], *, bars: Collection[Any] = ()) -> Answered[_T] | Refused | Untold:
-    """What a request tells of what it asks: nothing where nobody was there to have it, or by a status of `bars`."""
+async def tried(request: Callable[[], Awaitable[_T]]) -> Answered[_T] | Refused | Untold:
+    """What a request tells of what it asks: nothing where nobody was there to have it, had room or was paid for it."""
     try:
         return Answered(await request())
     except EndpointError as error:
-        is_told = error.is_garbled or error.is_late or error.status not in (None, *bars)
-        return Refused(str(error)) if is_told else Untold(str(error))
+        is_told = error.is_garbled or error.is_late or error.status not in BARRED
+        return (Refused if is_told else Barred if error.status == 429 else Untold)(str(error))

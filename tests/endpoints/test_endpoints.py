@@ -128,6 +128,22 @@ def test_what_may_pass_is_tried_again(first: Reply) -> None:
     assert len(server.requests) == 2
 
 
+@pytest.mark.parametrize(
+    ("first", "last", "status"),
+    [
+        *((Reply(500), 429, 500), (Reply(200, "<html>"), 429, None), (Reply(drops=True), 429, None)),
+        *((Reply(429), 429, 429), (Reply(500), 503, 503), (Reply(429), 503, 503)),
+    ],
+    ids=str,
+)
+def test_a_limit_of_rate_that_a_later_try_meets_tells_nothing_of_what_an_earlier_one_asked(
+    first: Reply, last: int, status: int | None
+) -> None:
+    with pytest.raises(EndpointError) as failed:
+        ask([first, Reply(last)], retries=1)
+    assert (failed.value.status, failed.value.is_garbled) == (status, status is None)
+
+
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 422, 301])
 def test_what_will_not_pass_is_asked_once(status: int) -> None:
     seen: list[Mapping[str, Any]] = []

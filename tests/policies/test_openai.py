@@ -678,9 +678,31 @@ def test_a_server_that_fails_at_the_policys_own_words_leaves_its_sample_in(
             return reply
         return "<" + _SPEAKS if mode == "text" else _CALCULATES
 
-    trajectory, _ = served(make_environment(), answer, mode=mode, retries=1)
+    with paused_for(0.0):
+        trajectory, _ = served(make_environment(), answer, mode=mode, retries=1)
     assert trajectory.reward.total == (0.0 if word == "1330+3" else None)
     assert len(trajectory.turns) == 1 + (word == "1330+3")
+
+
+@BOTH
+@pytest.mark.parametrize("word", ["1330+3", "1333"], ids=["its own", "a tool's"])
+def test_a_limit_of_rate_that_bars_by_chance_what_is_asked_counts_for_nothing(
+    make_environment: Any, mode: str, word: str
+) -> None:
+    """The last try of a turn at which the server fails is barred (429), and half of what is asked about it then."""
+    failed, draws = 0, random.Random(word)
+
+    def answer(body: Any) -> Any:
+        nonlocal failed
+        if not (_fails(body, mode, "1330+3") or "harmless" in str(body)):
+            return "<" + _SPEAKS if mode == "text" else _CALCULATES
+        failed += (fails := _fails(body, mode, word))
+        is_barred = failed == 2 if failed < 3 else draws.random() < 0.5
+        return Reply(429) if is_barred else Reply(500) if fails else "Y"
+
+    with paused_for(0.0):
+        trajectory, _ = served(make_environment(), answer, mode=mode, retries=1)
+    assert trajectory.reward.total == (0.0 if word == "1330+3" else None)
 
 
 @BOTH

@@ -7,7 +7,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +19,7 @@ from rlenv.endpoints import Client, Endpoint
 from rlenv.errors import EndpointError
 from rlenv.language.spec import BreakerSpec
 from rlenv.rewards.asking_again import Answered, Refused, Untold
-from rlenv.rewards.asking_models import Pace, _Falls, if_felled, if_refused, if_unread, in_time
+from rlenv.rewards.asking_models import Pace, Room, _Falls, if_felled, if_refused, if_unread, in_time
 from rlenv.rewards.verdict import Health, Legibility
 from tests.support.clock import passes, run_skipping
 
@@ -515,6 +515,31 @@ def test_what_finds_a_server_away_waits_for_it_only_where_it_fell_over_a_request
     assert (str(alone), later, suspect) == ("it is away", "well", "well")
 
 
+def test_who_waits_for_room_under_a_limit_of_rate_has_no_place_meanwhile_and_counts_it_for_no_try() -> None:
+    async def main() -> None:
+        client, tries = Client(Endpoint(name="", base_url="http://127.0.0.1:9/v1", model="m", concurrency=1)), 0
+
+        async def asked(status: int) -> str:
+            nonlocal tries
+            tries, client.barred_until = tries + 1, float("inf")
+            assert client.places.locked()
+            if tries % 2 or status:
+                raise EndpointError("no", status=429 if tries % 2 else status)
+            return "yes"
+
+        with closing(Room(client, has_place=True)) as room:
+            asking = asyncio.ensure_future(if_refused(partial(asked, 0), partial(asked, 400), room))
+            while not asking.done():
+                async with client.yielding:  # it is another's turn
+                    await passes(1.0)
+                    assert not client.places.locked()
+                await passes(0.5)
+            assert await asking is None
+        assert (client.places.locked(), tries) == (False, 26)
+
+    run_skipping(main())
+
+
 @pytest.mark.parametrize("is_barred", [True, False])
 def test_while_a_limit_of_rate_bars_requests_one_at_a_time_asks_about_refusals(is_barred: bool) -> None:
     """And waits before each: whoever asks for a policy's answer has few tries. Without one nobody waits for another."""
@@ -534,7 +559,7 @@ def test_while_a_limit_of_rate_bars_requests_one_at_a_time_asks_about_refusals(i
             return "yes"
 
         return await asyncio.gather(
-            *(if_refused(known, partial(known, 400), client, is_refused=True) for _ in range(5))
+            *(if_refused(known, partial(known, 400), Room(client, has_place=True)) for _ in range(5))
         )
 
     assert run_skipping(main()) == [None] * 5
