@@ -9,7 +9,7 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -304,22 +304,21 @@ class _Attack:
         failures = (one.failure.message for result in self.results for one in result.episodes if one.failure)
         return f"no episode has a valid reward ({next(failures, 'no number')})"
 
-    def _notes(self, report: AttackerReport) -> list[str]:
+    def _notes(self, report: AttackerReport) -> Iterator[str]:
         tokens = report.prompt_tokens + report.completion_tokens
         spent = f"{report.requests} requests, {tokens} tokens and {report.seconds:.0f} s"
         count = f"{len(report.strategies)} strategies on {len(self.golds)} tasks"
-        notes = [f"attacker {report.model}: {count} in {report.rounds} rounds with {spent}; ended by {report.ended}"]
+        yield f"attacker {report.model}: {count} in {report.rounds} rounds with {spent}; ended by {report.ended}"
         if self.shown is not None:
-            notes.append(
+            yield (
                 f"attacker {report.model}: the context of its server has no room for all; it was shown at most "
                 f"{self.shown:,} characters of the environment and what was tried"
             )
         if report.unreadable:
-            notes.append(f"attacker {report.model}: {report.unreadable} replies could not be read")
+            yield f"attacker {report.model}: {report.unreadable} replies could not be read"
         if known := max((one.without_tools for one in report.strategies if one.is_played), default=0):
             message = "the attacker, playing itself, succeeded without the tools that the oracle calls"
-            notes.append(f"{message} on {known} of {len(self.golds)} tasks: it may know the answers")
-        return notes
+            yield f"{message} on {known} of {len(self.golds)} tasks: it may know the answers"
 
     def _least(self, best: _Result) -> tuple[Trajectory, Trajectory]:
         """The oracle's episode and the shortest one that earned most of it without doing."""

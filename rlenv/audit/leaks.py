@@ -264,17 +264,15 @@ def _leak(where: str, sure: rules.Sure | None) -> Leak | None:
 
 def _sheets(
     subjects: Sequence[AuditSubject], golds: Sequence[str], told: Sequence[Told], notes: list[str]
-) -> list[Leak | None]:
+) -> Iterator[Leak | None]:
     """Golds in what a listed name gives on all tasks alike: in what is shown of it, or in its rows for the task."""
-    found: list[Leak | None] = []
     for sheet in sheets(subjects, told):
         sure = sheet.sure(golds)
-        found.append(_leak(sheet.where, sure))
+        yield _leak(sheet.where, sure)
         if sure is None and sheet.is_blind:
             notes.append(
                 f"{sheet.where}: answers beside questions were not looked for, since these are too short to know"
             )
-    return found
 
 
 async def _documents(player: ScriptPlayer, subjects: Sequence[AuditSubject], golds: Sequence[str]) -> list[Leak | None]:

@@ -159,16 +159,14 @@ def _of_the_row(subject: AuditSubject, tool: Tool) -> Iterator[tuple[str, ToolCa
             yield f"{tool.name} of the row's {column}", ToolCall(tool.name, worded(tool, value))
 
 
-def _by_prose(subject: AuditSubject) -> list[tuple[str, ToolCall]]:
+def _by_prose(subject: AuditSubject) -> Iterator[tuple[str, ToolCall]]:
     """The oracle's calls, or any, with one argument as a word that a description says of it, quoted or not."""
-    found: list[tuple[str, ToolCall]] = []
     for tool in askable(subject):
         own = [dict(call.arguments) for call, _ in subject.oracle_calls() if call.name == tool.name]
         arguments, label = (own[0], AS_ORACLE) if own else (filler(tool), "")
         for key, part in properties_of(tool).items() if not tool.mutates else ():
             for value in _said(tool, key, part):
-                found.append((f"{tool.name}({key}={value!r}){label}", ToolCall(tool.name, {**arguments, key: value})))
-    return found
+                yield f"{tool.name}({key}={value!r}){label}", ToolCall(tool.name, {**arguments, key: value})
 
 
 def _said(tool: Tool, key: str, part: Mapping[str, Any]) -> list[Any]:

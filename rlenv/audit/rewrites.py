@@ -145,7 +145,7 @@ def _json(right: str) -> Iterator[tuple[str, str]]:
         yield "as the same JSON with its keys in another order", json.dumps(dict(reversed(value.items())))
 
 
-def judge_rewrites(chapter: Chapter) -> list[Hole]:
+def judge_rewrites(chapter: Chapter) -> Iterator[Hole]:
     """A finding of the forms that are not taken for the right answers that they are; the first of each cause."""
     found: dict[str, list[str]] = {}
     shown: dict[str, tuple[Way, str]] = {}
@@ -159,7 +159,6 @@ def judge_rewrites(chapter: Chapter) -> list[Hole]:
             continue
         found.setdefault(term, []).append(label)
         shown.setdefault(term, (lost, label))
-    made = []
     for term, labels in found.items():
         lost, label = shown[term]
         key = min(lost)
@@ -167,8 +166,7 @@ def judge_rewrites(chapter: Chapter) -> list[Hole]:
         message = f"the right answer {label} earns {earned:.2f} of {whole:.2f} on {len(lost)} tasks"
         message += f"; so it does {', or '.join(labels[1:3])}" if labels[1:] else ""
         hint = next(text for word, text in DATA["rewrites"].items() if word in label)
-        made.append(hole_of("right_answer_refused", message, term, hint, episode_of(lost[key], chapter.golds[key])))
-    return made
+        yield hole_of("right_answer_refused", message, term, hint, episode_of(lost[key], chapter.golds[key]))
 
 
 def _loses(ended: Trajectory, gold: Trajectory) -> bool:
@@ -189,7 +187,7 @@ def _lost_by(ended: Trajectory, gold: Trajectory) -> str:
 _MASK_HINT = "give 0 where it cannot be read: a policy that raises here is masked, and loses nothing"
 
 
-def unmeasured(environment: Environment, chapter: Chapter) -> list[Hole]:
+def unmeasured(environment: Environment, chapter: Chapter) -> Iterator[Hole]:
     """Terms that could not be measured though they can be on what the oracle does."""
     found: dict[tuple[str, str], list[Trajectory]] = {}
     names = ("emptied_state", "asked_until_right", "leak")
@@ -206,7 +204,6 @@ def unmeasured(environment: Environment, chapter: Chapter) -> list[Hole]:
                 elif ended.failure is not None and ended.failure.reason == "reward":
                     hole = "invalid_rewards" if spec.kind == "judge" else "escapes_by_invalid"
                     found.setdefault((hole, name), []).append(ended)
-    made: list[Hole] = []
     for (hole, name), episodes in found.items():
         least = min(episodes, key=_by_gain)
         why = f"{least.split}/{least.task_index}: {name}: {least.reward.terms[name].error:.200}"
@@ -214,8 +211,7 @@ def unmeasured(environment: Environment, chapter: Chapter) -> list[Hole]:
         message = f"'{name}' {done} in {len(episodes)} episodes of adversaries, such as {why}"
         hint = _MASK_HINT if hole != "invalid_rewards" else "see why the judge could not be asked"
         gold = chapter.golds[least.split, least.task_index]
-        made.append(hole_of(hole, message, name, hint, episode_of(least, gold)))
-    return made
+        yield hole_of(hole, message, name, hint, episode_of(least, gold))
 
 
 def _by_gain(ended: Trajectory) -> tuple[float, int, int]:

@@ -381,16 +381,14 @@ def _differ(golds: Sequence[str]) -> bool:
     return len({gold.casefold() for gold in golds if gold}) > 1
 
 
-def hearts_of(subjects: Sequence[AuditSubject]) -> list[str]:
+def hearts_of(subjects: Sequence[AuditSubject]) -> Iterator[str]:
     """The oracle's answers, or the golds of a term that are the heart of them."""
     readable = readers(subjects[0].environment) if subjects else ()
-    found = []
     for subject in subjects:
         right = subject.right.strip()
         values = golds_of(readable, subject.task, subject.environment.spec.vars) if right else {}
         inside = [gold.text.strip() for golds in values.values() for gold in golds if holds(right, gold.text.strip())]
-        found.append(min([right, *inside], key=len))
-    return found
+        yield min([right, *inside], key=len)
 
 
 def _is_near(right: str, text: str) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -197,12 +197,8 @@ class _Figures:
         last = info.attempts[-1] if info and info.attempts else None
         return {
             "path": str(self.path),
-            "kind": info.kind if info else None,
-            "state": info.state if info else None,
-            "environment": info.environment if info else None,
-            "spec": info.spec if info else None,
-            "policy": info.policy if info else None,
-            "model": info.model or None if info else None,
+            **{name: getattr(info, name, None) for name in ("kind", "state", "environment", "spec", "policy")},
+            "model": (info and info.model) or None,
             "attempts": len(info.attempts) if info else 0,
             "started": last.started if last else None,
             "lock": last.lock if last else None,
@@ -234,13 +230,12 @@ class _Figures:
         return datetime.fromtimestamp(last.started).isoformat(" ", "minutes") if last and last.started else "–"
 
 
-def find_runs(folders: Sequence[str | Path]) -> list[Path]:
+def find_runs(folders: Sequence[str | Path]) -> Iterator[Path]:
     """The runs in and below folders, by name; folders inside of a run are not looked into.
 
     Raises:
         UsageError: one is no folder.
     """
-    found: list[Path] = []
     rest = [Path(folder) for folder in reversed(folders)]
     for folder in rest:
         if not folder.is_dir():
@@ -248,11 +243,10 @@ def find_runs(folders: Sequence[str | Path]) -> list[Path]:
     while rest:
         folder = rest.pop()
         if is_run(folder):
-            found.append(folder)
+            yield folder
             continue
         inside = (item for item in folder.iterdir() if item.is_dir() and not item.is_symlink())
         rest += sorted((item for item in inside if not item.name.startswith(".")), reverse=True)
-    return found
 
 
 def _order(one: _Figures, by: str) -> tuple[Any, ...]:

@@ -404,13 +404,12 @@ def _texts(dialect: Dialect, tools: Sequence[Mapping[str, Any]], inside: Dialect
         call = _example_call(tools[0])
         row = inside.spec if isinstance(inside, TextDialect) else None
         texts["a call"] = dialect.render_action(Message("assistant", "", (call,)))
+        two = dialect.render_action(Message("assistant", "WORDS", (call, call)))
         if row is not None and row.thinking_marks.open:
             shown = row.thinking_marks.written.replace("{thinking}", "THINKING")
-            texts["thinking, words and two calls"] = shown + dialect.render_action(
-                Message("assistant", "WORDS", (call, call))
-            )
+            texts["thinking, words and two calls"] = shown + two
         else:
-            texts["words and two calls"] = dialect.render_action(Message("assistant", "WORDS", (call, call)))
+            texts["words and two calls"] = two
         if row is not None:
             for number, form in enumerate(calls_of(row)[1:], 2):
                 other = TextDialect(dialect.name, row.model_copy(update={"calls": form}))

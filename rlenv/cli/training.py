@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -196,7 +196,7 @@ class CollectCommand(WithSpec, WithPolicy, WithPrices):
         spending = so_far()
         if self.json:
             usage = {"usage": plain(spending)} if spending.roles else {}
-            write_json({"folder": str(report.folder), **_fields(report), **usage}, indent=2)
+            write_json({"folder": str(report.folder), **asdict(report.manifest), **usage}, indent=2)
         else:
             console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
             _show(report, console)
@@ -224,12 +224,6 @@ def _jobs(args: CollectCommand, environment: Environment) -> tuple[Job, ...]:
     tasks = environment.part(split, args.n)
     samples = range(args.k or 1)
     return tuple(Job(split, task, seed_of(args.seed, split, task, sample)) for task in tasks for sample in samples)
-
-
-def _fields(report: CollectReport) -> dict[str, object]:
-    import dataclasses
-
-    return dataclasses.asdict(report.manifest)
 
 
 def _show(report: CollectReport, console: Console) -> None:

@@ -353,9 +353,8 @@ _TASK_SOURCES = ("path", "function", "hf", "harbor", "reasoning_gym", "rows")
 _OF_A_SOURCE = {"key": "path", "arguments": "function", "endless": "function"}
 
 
-def _task_sources(document: SourceDocument) -> list[Finding]:
+def _task_sources(document: SourceDocument) -> Iterator[Finding]:
     """Each split names exactly one source."""
-    faults: list[Finding] = []
     splits = document.get("tasks")
     for split in splits if isinstance(splits, Mapping) else ():
         source = splits[split]
@@ -368,15 +367,14 @@ def _task_sources(document: SourceDocument) -> list[Finding]:
             if not unknown:  # a misspelt key is reported already
                 hint = "add 'path: FILE.jsonl'"
                 message = "expected 'path', 'function', 'hf', 'harbor', 'reasoning_gym' or 'rows'; found none"
-                faults.append(document.fault(path, message, hint, at="key"))
+                yield document.fault(path, message, hint, at="key")
         elif len(given) > 1:
             message = f"found {listed(given).replace(' or ', ' and ')}; expected one of them"
-            faults.append(document.fault((*path, given[1]), message, f"remove '{given[1]}'", at="key"))
+            yield document.fault((*path, given[1]), message, f"remove '{given[1]}'", at="key")
         for key in ("rows", "path"):
             if source.get(key) == []:
-                faults.append(document.fault((*path, key), f"found no {key}; expected at least one", "add one"))
+                yield document.fault((*path, key), f"found no {key}; expected at least one", "add one")
         for key, needed in _OF_A_SOURCE.items():
             if source.get(key) and len(given) == 1 and given[0] != needed:
                 message = f"'{key}' is read with '{needed}' only; found '{given[0]}'"
-                faults.append(document.fault((*path, key), message, f"remove '{key}'", at="key"))
-    return faults
+                yield document.fault((*path, key), message, f"remove '{key}'", at="key")

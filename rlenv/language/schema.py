@@ -6,6 +6,7 @@ The kinds under tools, resources and rewards are branches of `allOf: [{if: {kind
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ def _plain(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _entry(group: registry.Group, definitions: dict[str, Any]) -> dict[str, Any]:
     kinds = [name for name in registry.names(group) if name in registry.BUILT_IN[group]]
-    branches = []
+    branches: list[dict[str, Any]] = []
     for name in kinds:
         if group == "rewards" and name == "rule":
             branches.extend(_rules(definitions))
@@ -97,9 +98,8 @@ def _entry(group: registry.Group, definitions: dict[str, Any]) -> dict[str, Any]
     }
 
 
-def _rules(definitions: dict[str, Any]) -> list[dict[str, Any]]:
+def _rules(definitions: dict[str, Any]) -> Iterator[dict[str, Any]]:
     rules = [name for name in registry.names("rules") if name in registry.BUILT_IN["rules"]]
-    branches: list[dict[str, Any]] = []
     for name in rules:
         key = f"rules.{name}"
         definitions[key] = _of(registry.get("rules", name).spec, definitions)
@@ -107,17 +107,14 @@ def _rules(definitions: dict[str, Any]) -> list[dict[str, Any]]:
         if name == "python":
             no_rule = {"not": {"required": ["rule"]}, "required": ["function"]}
             chosen = {"anyOf": [chosen, {"allOf": [_is("kind", "rule"), no_rule]}]}
-        branches.append({"if": chosen, "then": {"$ref": f"#/$defs/{key}"}})
-    branches.append(
-        {
-            "if": _is("kind", "rule"),
-            "then": {
-                "anyOf": [{"required": ["rule"]}, {"required": ["function"]}],
-                "properties": {"rule": {"description": "Which rule this is.", **_open_choice(rules)}},
-            },
-        }
-    )
-    return branches
+        yield {"if": chosen, "then": {"$ref": f"#/$defs/{key}"}}
+    yield {
+        "if": _is("kind", "rule"),
+        "then": {
+            "anyOf": [{"required": ["rule"]}, {"required": ["function"]}],
+            "properties": {"rule": {"description": "Which rule this is.", **_open_choice(rules)}},
+        },
+    }
 
 
 def _open_choice(names: list[str]) -> dict[str, Any]:

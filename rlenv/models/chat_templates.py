@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -68,17 +68,15 @@ def written_by(source: str, tokens: Mapping[str, int], values: Mapping[str, str]
     return TurnMarks(first, frozenset(_tokens_in(begins, tokens)) - {first})
 
 
-def _tokens_in(text: str, tokens: Mapping[str, int]) -> list[str]:
+def _tokens_in(text: str, tokens: Mapping[str, int]) -> Iterator[str]:
     """The control tokens that stand in a text, in its order; of those that begin at one place the longest."""
-    found: list[str] = []
     at = 0
     longest_first = sorted((token for token in tokens if token and token in text), key=len, reverse=True)
     while at < len(text):
         hit = next((token for token in longest_first if text.startswith(token, at)), None)
         if hit is not None:
-            found.append(hit)
+            yield hit
         at += len(hit) if hit is not None else 1
-    return found
 
 
 def marks_of(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -145,26 +145,22 @@ def _asks_others(environment: Environment) -> str:
     return ""
 
 
-def judge_exactness(name: str, verdict: Verdict) -> list[Finding]:
+def judge_exactness(name: str, verdict: Verdict) -> Iterator[Finding]:
     """The findings about the verdict on a template."""
     if not verdict.will_run:
-        return [Finding("error", f"{name}: {verdict.message}")]
+        yield Finding("error", f"{name}: {verdict.message}")
+        return
+    yield from (Finding("warning", f"{name}: {remark}") for remark in verdict.remarks)
     rewritten = [one for one in verdict.situations if one.status == "rewritten"]
     refused = [one for one in verdict.situations if one.status == "refused"]
-    found = [Finding("warning", f"{name}: {remark}") for remark in verdict.remarks]
     if rewritten and verdict.history == "keep":
-        found.append(
-            Finding(
-                "warning",
-                f"{name}: with run.history=keep the policy trains on histories that its template writes otherwise"
-                f" ({_named(rewritten)}); each is counted, and run.history=rows is exact",
-            )
+        yield Finding(
+            "warning",
+            f"{name}: with run.history=keep the policy trains on histories that its template writes otherwise"
+            f" ({_named(rewritten)}); each is counted, and run.history=rows is exact",
         )
     if refused:
-        found.append(
-            Finding("warning", f"{name}: an episode is cut (template) at {_named(refused)}: {refused[0].detail}")
-        )
-    return found
+        yield Finding("warning", f"{name}: an episode is cut (template) at {_named(refused)}: {refused[0].detail}")
 
 
 def _named(situations: Sequence[Any]) -> str:

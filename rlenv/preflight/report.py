@@ -219,41 +219,36 @@ def judge_memory(model: Model | None, machine: Devices, *, context: int | None) 
     if model is None or memory is None:
         why = "there is no config.json" if model is None else "its config.json is of a family that is not known here"
         return None, [Finding("unknown", f"the model's memory was not estimated: {why}")]
-    if machine.device_bytes is None:
-        return memory, []
-    found = []
-    has = machine.device_bytes
+    return memory, [*_unfit(model, memory, machine, context or model.positions)]
+
+
+def _unfit(model: Model, memory: Memory, machine: Devices, context: int | None) -> Iterator[Finding]:
+    """What does not fit on a machine whose devices are known."""
+    if (has := machine.device_bytes) is None:
+        return
     if memory.training > has:
-        found.append(
-            Finding(
-                "error",
-                f"{model.parameters:,} parameters take {_gb(memory.training)} on each of {machine.devices} devices"
-                f" while they are trained, without activations; a device has {_gb(has)}. Take more devices, a smaller"
-                " model, or --lora",
-            )
+        yield Finding(
+            "error",
+            f"{model.parameters:,} parameters take {_gb(memory.training)} on each of {machine.devices} devices"
+            f" while they are trained, without activations; a device has {_gb(has)}. Take more devices, a smaller"
+            " model, or --lora",
         )
-    found += _peaks(memory, has)
+    yield from _peaks(memory, has)
     given = int(machine.sampler_share * has)
-    context = context or model.positions
     if given and memory.cache_token is not None and context is not None:
         needed = memory.sampler + context * memory.cache_token
         if needed > given:
-            found.append(
-                Finding(
-                    "error",
-                    f"the sampler takes {_gb(needed)} for its weights and one sequence of {context:,} tokens; its share"
-                    f" of a device is {_gb(given)}. Raise its share, or bound its context",
-                )
+            yield Finding(
+                "error",
+                f"the sampler takes {_gb(needed)} for its weights and one sequence of {context:,} tokens; its share"
+                f" of a device is {_gb(given)}. Raise its share, or bound its context",
             )
     if given and memory.kept + given > has:
-        found.append(
-            Finding(
-                "warning",
-                f"while samples are drawn, {_gb(memory.kept)} of training stay beside the sampler's {_gb(given)}; a"
-                f" device has {_gb(has)}. Offload weights and optimiser, or lower the sampler's share",
-            )
+        yield Finding(
+            "warning",
+            f"while samples are drawn, {_gb(memory.kept)} of training stay beside the sampler's {_gb(given)}; a"
+            f" device has {_gb(has)}. Offload weights and optimiser, or lower the sampler's share",
         )
-    return memory, found
 
 
 def _peaks(memory: Memory, has: int) -> Iterator[Finding]:

@@ -203,7 +203,7 @@ def read_part(path: Path, schema: pa.Schema, *, use_threads: bool = False) -> pa
     """
     with told(path), _opened(path, schema) as part:
         metadata = part.schema_arrow.metadata
-        table = part.read(columns=_leaves(schema, part.schema_arrow), use_threads=use_threads)
+        table = part.read(columns=[*_leaves(schema, part.schema_arrow)], use_threads=use_threads)
         if not table.schema.equals(schema):
             table = _conformed(table, schema)
         for name in schema.names:
@@ -236,9 +236,8 @@ def _coded(schema: pa.Schema) -> list[str]:
     return [f"{name}.list.element.{one.name}" for name, kind in lists for one in kind if types.is_dictionary(one.type)]
 
 
-def _leaves(schema: pa.Schema, part: pa.Schema) -> list[str]:
+def _leaves(schema: pa.Schema, part: pa.Schema) -> Iterator[str]:
     """The paths in a part of what `schema` has; the whole column where a field of its lists is missing."""
-    found: list[str] = []
     for one in schema:
         if one.name not in part.names:
             continue
@@ -246,10 +245,9 @@ def _leaves(schema: pa.Schema, part: pa.Schema) -> list[str]:
             asked = {field.name for field in one.type.value_type}
             held = {field.name for field in part.field(one.name).type.value_type}
             if asked < held:
-                found += [f"{one.name}.list.element.{name}" for name in asked]
+                yield from (f"{one.name}.list.element.{name}" for name in asked)
                 continue
-        found.append(one.name)
-    return found
+        yield one.name
 
 
 def _has_fields(kind: pa.DataType) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -221,16 +221,14 @@ def _compare(old: Trajectory, new: Trajectory, left_out: Sequence[str]) -> list[
     return found + _difference("success", old.success, new.success)
 
 
-def _outages(old: Turn, new: Turn) -> list[str]:
+def _outages(old: Turn, new: Turn) -> Iterator[str]:
     """Calls that failed for want of the infrastructure once and not twice: no change of the environment's."""
-    found = []
     for index, (before, now) in enumerate(zip(old.results, new.results, strict=False)):
         place = f"turn {old.index + 1}, call {index + 1} of '{before.name}'"
         if _is_outage(before) and not _is_outage(now):
-            found.append(f"{place}: it failed for want of the infrastructure before ({before.reason}) and does not now")
+            yield f"{place}: it failed for want of the infrastructure before ({before.reason}) and does not now"
         elif _is_outage(now) and not _is_outage(before):
-            found.append(f"{place}: it fails for want of the infrastructure now ({now.reason}) and did not before")
-    return found
+            yield f"{place}: it fails for want of the infrastructure now ({now.reason}) and did not before"
 
 
 def _is_outage(result: ToolResult) -> bool:

@@ -146,8 +146,7 @@ class _Word:
             raise ToolFailed("an argument must not name a path outside of its folder", reason="bad_arguments")
 
 
-def _argv(words: Sequence[_Word], values: Mapping[str, Any], spec: CommandSpec) -> list[str]:
-    argv: list[str] = []
+def _argv(words: Sequence[_Word], values: Mapping[str, Any], spec: CommandSpec) -> Iterator[str]:
     ends_options = False
     for word in words:
         for text in _words(word.fill(**values)):
@@ -155,8 +154,7 @@ def _argv(words: Sequence[_Word], values: Mapping[str, Any], spec: CommandSpec) 
                 word.check(text, spec, values, ends_options=ends_options)
             elif text == "--":
                 ends_options = True
-            argv.append(text)
-    return argv
+            yield text
 
 
 def _environment(extra: Mapping[str, Any]) -> dict[str, str]:

@@ -20,6 +20,7 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
+from rlenv._base.bounded import drop_oldest
 from rlenv._base.paths import draft_of, read_file
 from rlenv.errors import UsageError, told_as
 from rlenv.language.shipped import shipped
@@ -166,8 +167,7 @@ class Shelf:
             if run is None or run.path != path:
                 run = OpenRun(key, path, LinesReader(path) if path.is_file() else open_run(path), self._prices)
             self._open[key] = run
-            while len(self._open) > _OPEN:
-                self._open.pop(next(iter(self._open)))
+            drop_oldest(self._open, most=_OPEN)
             return run
 
     def line(self, key: str) -> dict[str, Any]:
@@ -358,7 +358,8 @@ def read_versioned(path: Path) -> tuple[str, str]:
         UsageError: it cannot be read, or is not UTF-8.
     """
     data = _content(path)
-    return _decoded(path, data), _version(data)
+    with told_as(UsageError, f"'{path}' cannot be read:", ValueError, key="path"):
+        return data.decode("utf-8-sig"), _version(data)
 
 
 def _content(path: Path) -> bytes:
@@ -368,11 +369,6 @@ def _content(path: Path) -> bytes:
         raise UsageError(f"there is no file '{path}'", key="path") from None
     except (OSError, ValueError) as error:
         raise UsageError(f"'{path}' cannot be read: {error}", key="path") from error
-
-
-def _decoded(path: Path, data: bytes) -> str:
-    with told_as(UsageError, f"'{path}' cannot be read:", ValueError, key="path"):
-        return data.decode("utf-8-sig")
 
 
 def _version(data: bytes) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -160,9 +161,8 @@ class _Reader:
             if len(scope.tables) == 1 and not scope.has_subquery:
                 scope.only = scope.tables[0].name
 
-    def _operands(self, node: exp.Expr, kind: type[exp.Expr]) -> list[exp.Expr]:
+    def _operands(self, node: exp.Expr, kind: type[exp.Expr]) -> Iterator[exp.Expr]:
         """The operands of a chain of one connective, in order; parentheses around parts of the chain do not count."""
-        found: list[exp.Expr] = []
         waiting = [node]
         while waiting:
             part = waiting.pop()
@@ -171,8 +171,7 @@ class _Reader:
             if isinstance(part, kind):
                 waiting += [part.expression, part.this]
             else:
-                found.append(part)
-        return found
+                yield part
 
     def _form(self, node: exp.Expr, level: int = 0, in_clause: bool = False) -> str:
         if level > _MAX_LEVELS:

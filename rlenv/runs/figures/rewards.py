@@ -6,7 +6,7 @@ How far two terms agree over the same episodes: kappa and rank correlations, wit
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -163,19 +163,17 @@ def judge_agreement(records: Iterable[tuple[str, Mapping[str, Any]]]) -> list[di
     ]
 
 
-def _verdicts(term: Mapping[str, Any], success: bool | None) -> list[tuple[str, list[tuple[bool, bool]]]]:
+def _verdicts(term: Mapping[str, Any], success: bool | None) -> Iterator[tuple[str, list[tuple[bool, bool]]]]:
     details = term.get("details") or {}
     judges, scale = details.get("judges"), details.get("scale")
     if term.get("status") != "valid" or not isinstance(judges, list) or not isinstance(scale, list) or len(scale) != 2:
-        return []
+        return
     middle = (scale[0] + scale[1]) / 2
     scores = [judge["score"] for judge in judges if isinstance(judge.get("score"), (int, float))]
-    found = []
     if len(scores) > 1:
-        found.append(("judges", list(combinations([score >= middle for score in scores], 2))))
+        yield "judges", list(combinations([score >= middle for score in scores], 2))
     if scores and success is not None:
-        found.append(("success", [(sum(scores) / len(scores) >= middle, success)]))
-    return found
+        yield "success", [(sum(scores) / len(scores) >= middle, success)]
 
 
 _DRAWS: Final = 1_000

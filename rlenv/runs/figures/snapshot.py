@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rlenv._base.bounded import encodable
+from rlenv._base.bounded import drop_oldest, encodable
 from rlenv.runs.files import Body
 
 if TYPE_CHECKING:
@@ -245,8 +245,7 @@ class Snapshot:
             values[rows] = self.terms.numbers("value")[at]
             states = np.full(len(self), None, dtype=object)
             states[rows] = np.array([*words, None], dtype=object)[codes[at]]
-            while len(self._terms) >= MOST_TERMS:
-                del self._terms[next(iter(self._terms))]
+            drop_oldest(self._terms, most=MOST_TERMS - 1)
             self._terms[name] = (values, states)
         return self._terms[name]
 
