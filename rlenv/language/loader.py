@@ -28,6 +28,7 @@ from rlenv.language.yamlwords import WORDS
 __all__ = ["LoadedSpec", "load_spec", "loaded_of", "type_document"]
 
 _Spec = TypeVar("_Spec", bound=specs.Spec)
+Path_ = tuple[str | int, ...]
 _BASES: dict[registry.Group, type[specs.Spec]] = {
     "tools": specs.ToolSpec,
     "resources": specs.ResourceSpec,
@@ -83,17 +84,26 @@ def loaded_of(document: SourceDocument) -> LoadedSpec:
     return LoadedSpec(spec, document, document.path, hashlib.sha256(text.encode()).hexdigest())
 
 
-class _Faults(list[Finding]):
-    """Faults as they are found; `cause` is the first of pydantic's errors that one came of."""
+class _Reading:
+    """A document while it is typed, with the faults that were found in it; `cause` is pydantic's first error."""
 
-    cause: ValidationError | None = None
+    def __init__(self, document: SourceDocument) -> None:
+        self.document, self.get = document, document.get
+        self.faults: list[Finding] = []
+        self.cause: ValidationError | None = None
 
-    def take(
-        self, error: ValidationError, document: SourceDocument, base: tuple[str | int, ...], model: type[specs.Spec]
-    ) -> None:
-        """Adds those behind an error in the mapping at `base`, which should have been a `model`."""
-        self.cause = self.cause or error
-        self.extend(from_pydantic(error, document, base, model))
+    def fault(self, path: str | Path_, message: str, hint: str, **more: Any) -> None:
+        """Adds a fault, as `SourceDocument.fault` makes it."""
+        self.faults.append(self.document.fault(path, message, hint, **more))
+
+    def typed(self, model: type[_Spec], value: Any, path: Path_) -> _Spec | None:
+        """The value at `path` as an instance of its class; None where it is none, and `faults` has the reasons."""
+        try:
+            return model.model_validate(value)
+        except ValidationError as error:
+            self.cause = self.cause or error
+            self.faults += from_pydantic(error, self.document, path, model)
+            return None
 
 
 def type_document(document: SourceDocument) -> specs.EnvSpec:
@@ -102,42 +112,30 @@ def type_document(document: SourceDocument) -> specs.EnvSpec:
     Raises:
         SpecError: with every fault, in order of place.
     """
-    faults = _Faults()
+    reading = _Reading(document)
     data = dict(document.data)
     for group, placeholder in _BASES.items():
         section = data.get(group)
         if isinstance(section, Mapping):
             data[group] = {
                 # A stand-in for a broken entry keeps the rest of the document checkable.
-                name: _entry(document, group, name, faults) or placeholder.model_construct(kind="")
+                name: _entry(reading, group, name) or placeholder.model_construct(kind="")
                 for name in section
             }
     if isinstance(data.get("user"), Mapping):
-        data["user"] = _user(document, faults) or specs.UserSpec.model_construct(kind="")
+        data["user"] = _user(reading) or specs.UserSpec.model_construct(kind="")
     if data.get("oracle") is not None:
-        data["oracle"] = _oracle(document, data["oracle"], faults)
+        data["oracle"] = _oracle(reading, data["oracle"])
     if "dialect" in data:
-        data["dialect"] = _dialect(document, faults)
-    spec = _validated(specs.EnvSpec, data, document, (), faults)
+        data["dialect"] = _dialect(reading)
+    spec = reading.typed(specs.EnvSpec, data, ())
     version = document.get("rlenv")
     if version == 1 and type(version) is not int:  # pydantic takes true for 1
-        faults.append(document.fault("rlenv", f"found {found(version)}; expected 1", "write 1"))
-    faults.extend(_task_sources(document))
-    faults.extend(_unasked(document))
-    if faults or spec is None:
-        raise SpecError(in_order(faults, document)) from faults.cause
+        reading.fault("rlenv", f"found {found(version)}; expected 1", "write 1")
+    reading.faults += (*_task_sources(document), *_unasked(document))
+    if reading.faults or spec is None:
+        raise SpecError(in_order(reading.faults, document)) from reading.cause
     return spec
-
-
-def _validated(
-    model: type[_Spec], value: Any, document: SourceDocument, path: tuple[str | int, ...], faults: _Faults
-) -> _Spec | None:
-    """The value at `path` as an instance of its class; None where it is none, and `faults` has the reasons."""
-    try:
-        return model.model_validate(value)
-    except ValidationError as error:
-        faults.take(error, document, path, model)
-        return None
 
 
 def in_order(faults: Iterable[Finding], document: SourceDocument) -> list[Finding]:
@@ -153,52 +151,52 @@ def in_order(faults: Iterable[Finding], document: SourceDocument) -> list[Findin
     return sorted(unique, key=place)
 
 
-def _dialect(document: SourceDocument, faults: _Faults) -> str | DialectSpec:
+def _dialect(reading: _Reading) -> str | DialectSpec:
     """The name of a dialect, or the mapping that defines one."""
-    value = document.get("dialect")
+    value = reading.get("dialect")
     if isinstance(value, str):
         return value
     if not isinstance(value, Mapping):
         message = f"found {found(value)}; expected the name of a dialect, or a mapping that defines one"
-        faults.append(document.fault("dialect", message, "write dialect: hermes"))
+        reading.fault("dialect", message, "write dialect: hermes")
         return "hermes"
     data = dict(value)
     calls = value.get("calls")
     if isinstance(calls, (list, tuple)):
-        read = [_call_form(document, ("dialect", "calls", index), faults) for index in range(len(calls))]
+        read = [_call_form(reading, ("dialect", "calls", index)) for index in range(len(calls))]
         data["calls"] = tuple(read) or calls
     elif isinstance(calls, Mapping):
-        data["calls"] = _call_form(document, ("dialect", "calls"), faults)
+        data["calls"] = _call_form(reading, ("dialect", "calls"))
     if "chat_template" in data:
-        data["chat_template"] = _chat_template(document, faults)
-    return _validated(DialectSpec, data, document, ("dialect",), faults) or "hermes"
+        data["chat_template"] = _chat_template(reading)
+    return reading.typed(DialectSpec, data, ("dialect",)) or "hermes"
 
 
-def _chat_template(document: SourceDocument, faults: _Faults) -> str | ChatTemplateSpec | None:
+def _chat_template(reading: _Reading) -> str | ChatTemplateSpec | None:
     """The template's file, or the mapping that names it."""
     path = ("dialect", "chat_template")
-    value = document.get(path)
+    value = reading.get(path)
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, Mapping):
         message = f"found {found(value)}; expected the name of a .jinja file, or a mapping with it"
-        faults.append(document.fault(path, message, "write {file: chat_template.jinja}"))
+        reading.fault(path, message, "write {file: chat_template.jinja}")
         return None
-    return _validated(ChatTemplateSpec, value, document, path, faults)
+    return reading.typed(ChatTemplateSpec, value, path)
 
 
-def _call_form(document: SourceDocument, path: tuple[str | int, ...], faults: _Faults) -> CallSpec:
-    value = document.get(path)
+def _call_form(reading: _Reading, path: Path_) -> CallSpec:
+    value = reading.get(path)
     if not isinstance(value, Mapping):
         message = f"found {found(value)}; expected a mapping that says how a call is written"
-        faults.append(document.fault(path, message, "write {open: <call>, close: </call>}"))
+        reading.fault(path, message, "write {open: <call>, close: </call>}")
         return CallSpec()
-    return _validated(CallSpec, value, document, path, faults) or CallSpec()
+    return reading.typed(CallSpec, value, path) or CallSpec()
 
 
-def _entry(document: SourceDocument, group: registry.Group, name: str, faults: _Faults) -> specs.Spec | None:
+def _entry(reading: _Reading, group: registry.Group, name: str) -> specs.Spec | None:
     path = (group, name)
-    value = document.get(path)
+    value = reading.get(path)
     if not isinstance(value, Mapping):
         close = nearest(value, registry.names(group)) if isinstance(value, str) else None
         hint = f"write {{kind: {close}}}" if close else "write {kind: …}"
@@ -207,68 +205,62 @@ def _entry(document: SourceDocument, group: registry.Group, name: str, faults: _
             key = "function" if ".py:" in value else "rule"
             hint = f'write {{kind: {kind}, {key}: "{value}"}}' if group == "rewards" or key == "function" else hint
         if value is None:  # it takes nothing out
-            others = [other for other in document.get(group) if other != name]
+            others = [other for other in reading.get(group) if other != name]
             hint = did_you_mean(name, others, otherwise="null takes out what a spec extends, and that has none such")
-        faults.append(document.fault(path, f"found {found(value)}; expected a mapping with a 'kind'", hint))
+        reading.fault(path, f"found {found(value)}; expected a mapping with a 'kind'", hint)
         return None
-    kind = _named(document, group, path, "kind", value.get("kind"), faults)
+    kind = _named(reading, group, path, "kind", value.get("kind"))
     if kind is not None and group == "rewards" and value["kind"] == "rule":
         is_own = "rule" not in value and "function" in value
-        kind = (
-            registry.get("rules", "python")
-            if is_own
-            else _named(document, "rules", path, "rule", value.get("rule"), faults)
-        )
-    return None if kind is None else _validated(kind.spec, value, document, path, faults)
+        kind = registry.get("rules", "python") if is_own else _named(reading, "rules", path, "rule", value.get("rule"))
+    return None if kind is None else reading.typed(kind.spec, value, path)
 
 
-def _user(document: SourceDocument, faults: _Faults) -> specs.Spec | None:
-    value = document.get("user")
-    kind = _named(document, "users", ("user",), "kind", value.get("kind"), faults)
-    return None if kind is None else _validated(kind.spec, value, document, ("user",), faults)
+def _user(reading: _Reading) -> specs.Spec | None:
+    value = reading.get("user")
+    kind = _named(reading, "users", ("user",), "kind", value.get("kind"))
+    return None if kind is None else reading.typed(kind.spec, value, ("user",))
 
 
 def _named(
-    document: SourceDocument, group: registry.Group, path: tuple[str, ...], key: str, name: Any, faults: list[Finding]
+    reading: _Reading, group: registry.Group, path: tuple[str, ...], key: str, name: Any
 ) -> registry.Kind | None:
     if isinstance(name, str) and name in registry.BUILT_IN[group]:
         return registry.get(group, name)
     known = registry.names(group)  # asks every distribution that is installed: 2 ms
-    if key not in document.get(path):
-        wrong = next((other for other in document.get(path) if nearest(other, [key])), None)
+    if key not in reading.get(path):
+        wrong = next((other for other in reading.get(path) if nearest(other, [key])), None)
         shown = ".".join((*path, key))
-        if wrong is not None and isinstance(document.get((*path, wrong)), str):
-            fault = document.fault((*path, wrong), "unknown key", f"did you mean '{key}'?", at="key")
+        if wrong is not None and isinstance(reading.get((*path, wrong)), str):
+            reading.fault((*path, wrong), "unknown key", f"did you mean '{key}'?", at="key")
         else:
             message = f"the key '{key}' is missing; expected one of {listed(known, most=30)}"
-            others = [name for name in document.get(path[:-1]) if name != path[-1]]
-            close = nearest(str(path[-1]), others) if document.key_span(path).file.startswith("--set ") else None
+            others = [name for name in reading.get(path[:-1]) if name != path[-1]]
+            is_set = reading.document.key_span(path).file.startswith("--set ")
+            close = nearest(str(path[-1]), others) if is_set else None
             if close is not None:  # a part of an entry was set, and there is no such entry
                 message = f"there is no '{path[-1]}' under '{path[0]}'"
-                faults.append(document.fault(path, message, f"did you mean '{path[0]}.{close}'?", at="key"))
+                reading.fault(path, message, f"did you mean '{path[0]}.{close}'?", at="key")
                 return None
-            likely = _told(group, document.get(path)) or nearest(
-                str(path[-1]), known
-            )  # many are named after their kind
-            fault = document.fault(path, message, f"add '{key}: {likely or '…'}'", at="key", shown=shown)
-        faults.append(fault)
+            likely = _told(group, reading.get(path)) or nearest(str(path[-1]), known)  # many are named after their kind
+            reading.fault(path, message, f"add '{key}: {likely or '…'}'", at="key", shown=shown)
         return None
     if isinstance(name, str):
         try:
             return registry.get(group, name)
         except KeyError:
-            told = _told(group, document.get(path)) if key == "kind" else ""
+            told = _told(group, reading.get(path)) if key == "kind" else ""
             meant = f"write kind: {told}" if told else f"known: {listed(known, most=30)}"
             if group == "rewards" and name in registry.names("rules"):
                 meant = f"write kind: rule, rule: {name}"
             hint = did_you_mean(name, known, otherwise=meant)
             message = f"found '{name}'; expected a known {key}"
-            faults.append(document.fault((*path, key), message, hint))
+            reading.fault((*path, key), message, hint)
             return None
         except UsageError as error:
-            faults.append(document.fault((*path, key), error.message, "reinstall or remove that distribution"))
+            reading.fault((*path, key), error.message, "reinstall or remove that distribution")
             return None
-    faults.append(document.fault((*path, key), f"found {found(name)}; expected text", f"write one of {listed(known)}"))
+    reading.fault((*path, key), f"found {found(name)}; expected text", f"write one of {listed(known)}")
     return None
 
 
@@ -280,58 +272,56 @@ def _told(group: registry.Group, entry: Mapping[str, Any]) -> str:
 _STEP = "write {say: …} or {call: {TOOL: {ARGUMENT: …}}}"
 
 
-def _oracle(document: SourceDocument, value: Any, faults: _Faults) -> Any:
+def _oracle(reading: _Reading, value: Any) -> Any:
     """The oracle in one of its forms; what stands in for a faulty one keeps the rest of the document checkable."""
     if isinstance(value, list):
-        return [_oracle_step(document, ("oracle", index), faults) or specs.OracleStep() for index in range(len(value))]
+        return [_oracle_step(reading, ("oracle", index)) or specs.OracleStep() for index in range(len(value))]
     if isinstance(value, Mapping) and not {"call", "say"}.intersection(value):
-        return _validated(specs.OracleFunction, value, document, ("oracle",), faults)
+        return reading.typed(specs.OracleFunction, value, ("oracle",))
     if not isinstance(value, str):
         message = f"found {found(value)}; expected a list of steps, {{function: …}} or a template"
-        faults.append(document.fault("oracle", message, "write - before each step"))
+        reading.fault("oracle", message, "write - before each step")
         return None
     return value
 
 
-def _oracle_step(document: SourceDocument, path: tuple[str | int, ...], faults: _Faults) -> specs.Spec | None:
-    step = document.get(path)
+def _oracle_step(reading: _Reading, path: Path_) -> specs.Spec | None:
+    step = reading.get(path)
     if not isinstance(step, Mapping):
-        faults.append(document.fault(path, f"found {found(step)}; expected a mapping with 'call' or 'say'", _STEP))
+        reading.fault(path, f"found {found(step)}; expected a mapping with 'call' or 'say'", _STEP)
         return None
     if "call" not in step and "say" not in step:
         first = next(iter(step), "")
         hint = did_you_mean(first, dict.fromkeys(keys_of(specs.OracleStep)), otherwise=_STEP)
-        if document.has(("tools", first)):
+        if reading.document.has(("tools", first)):
             hint = f"write {{call: {{{first}: {{ARGUMENT: …}}}}}}"
         target = (*path, first) if step else path
-        faults.append(
-            document.fault(target, "expected a step with 'call' or 'say'", hint, at="key" if step else "value")
-        )
+        reading.fault(target, "expected a step with 'call' or 'say'", hint, at="key" if step else "value")
         return None
-    before = len(faults)
+    before = len(reading.faults)
     if "call" in step:
-        _check_calls(document, (*path, "call"), faults)
+        _check_calls(reading, (*path, "call"))
     if "expect" in step and "call" not in step:
         message = "found 'expect' in a step without a call, so that there is no result to look at"
-        faults.append(document.fault((*path, "expect"), message, "move it to the step with the call", at="key"))
-    return _validated(specs.OracleStep, step, document, path, faults) if len(faults) == before else None
+        reading.fault((*path, "expect"), message, "move it to the step with the call", at="key")
+    return reading.typed(specs.OracleStep, step, path) if len(reading.faults) == before else None
 
 
-def _check_calls(document: SourceDocument, path: tuple[str | int, ...], faults: list[Finding]) -> None:
-    value = document.get(path)
+def _check_calls(reading: _Reading, path: Path_) -> None:
+    value = reading.get(path)
     if isinstance(value, list):
         for index in range(len(value)):
-            _check_calls(document, (*path, index), faults)
+            _check_calls(reading, (*path, index))
         return
     hint = "write {TOOL: {ARGUMENT: …}}"
     if not isinstance(value, (Mapping, str)) or not value:
-        faults.append(document.fault(path, f"found {found(value)}; expected {{tool: {{argument: value}}}}", hint))
+        reading.fault(path, f"found {found(value)}; expected {{tool: {{argument: value}}}}", hint)
         return
     is_named = isinstance(value, Mapping) and ("name" in value or "function" in value)  # a data set's form
     for tool, arguments in value.items() if isinstance(value, Mapping) and not is_named else ():
         if not isinstance(arguments, Mapping) and not (isinstance(arguments, str) and "{" in arguments):
             message = f"found {found(arguments)}; expected a mapping of arguments"
-            faults.append(document.fault((*path, tool), message, f"write {{{tool}: {{ARGUMENT: …}}}}"))
+            reading.fault((*path, tool), message, f"write {{{tool}: {{ARGUMENT: …}}}}")
 
 
 def _unasked(document: SourceDocument) -> Iterator[Finding]:
