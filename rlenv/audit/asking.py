@@ -172,7 +172,9 @@ def _fitting(answer: str, schema: Mapping[str, Any]) -> Any:
         return None
     if number != number or abs(number) > 1e15:
         return None
-    return int(number) if number.is_integer() else number if "number" in kinds else None
+    if number.is_integer():
+        return int(number)
+    return number if "number" in kinds else None
 
 
 def pool(subject: AuditSubject, right: str, wrong: Sequence[str], *, named: bool = True) -> list[str]:

@@ -340,7 +340,7 @@ def _verdicts(subject: AuditSubject) -> list[str]:
 
 def _constants(expect: Any) -> list[str]:
     value = expect.value if hasattr(expect, "value") else expect
-    return [value] if isinstance(value, str) else [] if value is None else [str(value)]
+    return [] if value is None else [str(value)]
 
 
 _MAX_OPTIONS = 200

@@ -88,15 +88,18 @@ def filler(tool: Tool, value: str = "?") -> dict[str, Any]:
     """Arguments that fit a tool and mean nothing: those it needs, texts as `value`."""
     properties = properties_of(tool)
     rng = random.Random(0)
-    made = {}
+    made: dict[str, Any] = {}
     for name in tool.parameters.get("required", ()):
         part = properties.get(name, {})
         kinds = kinds_of(part)
-        plain = "string" in kinds and "enum" not in part and "const" not in part
-        flag = kinds == {"boolean"}
-        whole = kinds == {"integer"} and "enum" not in part
-        least = max(int(part.get("minimum", 1)), min(1, int(part.get("maximum", 1)))) if whole else 0
-        made[name] = value if plain else False if flag else least if whole else random_value(part, rng)
+        if "string" in kinds and "enum" not in part and "const" not in part:
+            made[name] = value
+        elif kinds == {"boolean"}:
+            made[name] = False
+        elif kinds == {"integer"} and "enum" not in part:
+            made[name] = max(int(part.get("minimum", 1)), min(1, int(part.get("maximum", 1))))
+        else:
+            made[name] = random_value(part, rng)
     return made
 
 

@@ -283,10 +283,8 @@ def _dated(right: str, words: Sequence[str]) -> tuple[str, ...]:
     months = [one for one in words if any(month.startswith(one.casefold()[:3]) for month in _MONTHS) and one.isalpha()]
     if len(months) != 1 or not 2 <= len(words) <= 4 or not any(one.isdigit() for one in words):
         return ()
-    return tuple(
-        "month" if one == months[0] else "year" if len(one) == 4 and one.isdigit() else "day" if one.isdigit() else one
-        for one in words
-    )
+    numbers = {one: "year" if len(one) == 4 else "day" for one in words if one.isdigit()}
+    return tuple({months[0]: "month", **numbers}.get(one, one) for one in words)
 
 
 def _others(view: _View, options: Sequence[str], rng: random.Random) -> list[Any]:

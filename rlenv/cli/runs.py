@@ -219,7 +219,8 @@ class _Figures:
             return ""
         one, two = said.first_step, said.last_step
         steps = f"step {two}" if one == two else f"steps {one} to {two}"
-        mode = said.mode if not is_trained else "training" if said.mode == "train" else f"held-out, {said.mode}"
+        trained = "training" if said.mode == "train" else f"held-out, {said.mode}"
+        mode = trained if is_trained else said.mode
         splits = said.splits if said.mode != "train" else ()
         return ", ".join([*splits, mode, *([steps] if is_trained or two > 0 else [])])
 

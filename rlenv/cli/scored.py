@@ -307,7 +307,9 @@ def _rows(found: Ablation) -> list[tuple[str, ...]]:
 
 
 def _seconds(value: float | None) -> str:
-    return "–" if value is None else f"{value:.6f}".rstrip("0").rstrip(".") if value < 0.1 else f"{value:.2f}"
+    if value is None:
+        return "–"
+    return f"{value:.6f}".rstrip("0").rstrip(".") if value < 0.1 else f"{value:.2f}"
 
 
 def _head(name: str, found: Ablation) -> str:

@@ -102,9 +102,11 @@ async def read_of(request: web.Request) -> bytes:
 async def json_of(request: web.Request, *, max_values: int = _MOST_VALUES) -> dict[str, Any]:
     """The object in a request's body, {} where it has none; raises HTTPException for all else, as `read_of` does."""
     raw = await read_of(request)
+    if not raw.strip():
+        return {}
     read = partial(read_json, raw, max_bytes=len(raw), max_values=max_values)
     try:
-        body = {} if not raw.strip() else await asyncio.to_thread(read) if len(raw) > _LARGE_BYTES else read()
+        body = await asyncio.to_thread(read) if len(raw) > _LARGE_BYTES else read()
     except ValueError as error:
         raise web.HTTPBadRequest(text=f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):

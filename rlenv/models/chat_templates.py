@@ -123,7 +123,8 @@ def marks_of(
     taken = (None, *ends, *written.begins)
     free = [one for one in (pad, *named, unknown, *texts_end) if one not in taken]
     # Where no token is free: the end of a text, which is a lesser loss than the end of a turn.
-    chosen = free[0] if free else texts.get(marks.ends[-1], marks.eos) if marks.ends else None
+    end = texts.get(marks.ends[-1], marks.eos) if marks.ends else None
+    chosen = free[0] if free else end
     if chosen is None or chosen == pad:
         return replace(marks, pad=chosen)
     why = "" if pad is None else f", not {pad}, which begins or ends turns"

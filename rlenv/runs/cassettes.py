@@ -234,7 +234,8 @@ class Player:
         what = f"{lane.place or 'compiling'}: the tape has no answer to this request of {asked.kind} '{asked.name}'"
         near = self._near(lane, asked)
         if not near:
-            where = "of this kind" if self._by_content else "of this episode" if lane.episode else "of servers"
+            whose = "of this episode" if lane.episode else "of servers"
+            where = "of this kind" if self._by_content else whose
             return f"{what}: nothing {where} was recorded"
         if equal := sum(one.content == content for one in near):
             if asked.kind == "tool" and not asked.is_shared and (self._by_content or near[0].place != lane.place):

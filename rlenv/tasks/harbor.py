@@ -275,7 +275,8 @@ class _Task:
         for name, text in self.at(path, {}).items():
             found = _VARIABLE.fullmatch(text)
             is_set = found is not None and os.environ.get(found[1], "").strip()
-            filled[name] = resolve(f"${{env:{found[1]}}}") if found and is_set else found[2] or "" if found else text
+            otherwise = (found[2] or "") if found else text
+            filled[name] = resolve(f"${{env:{found[1]}}}") if found and is_set else otherwise
             if found and found[2] is None and not is_set:  # also where a check leaves variables of the spec open
                 self._tell(f"{path}.{name}", _UNSET.format(found[1]))
         return filled

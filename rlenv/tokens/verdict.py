@@ -286,11 +286,14 @@ def _turns(
                     yield TurnShape(kind, text, roles, images), is_rare
 
 
+_ANSWERS = {frozenset(("tool",)): ("result", "results"), frozenset(("user",)): ("reply", "replies")}
+
+
 def _named(turn: TurnShape) -> str:
     """A turn and what answers it, in words."""
     count = len(turn.roles)
-    what = "result" if set(turn.roles) == {"tool"} else "reply" if set(turn.roles) == {"user"} else "message"
-    answers = f"{_NUMBERS.get(count, count)} {what if count == 1 else 'replies' if what == 'reply' else what + 's'}"
+    one, several = _ANSWERS.get(frozenset(turn.roles), ("message", "messages"))
+    answers = f"{_NUMBERS.get(count, count)} {one if count == 1 else several}"
     shown = " with an image" if any(turn.images) else ""
     return f"{answers}{shown} after a turn {_THINKING[turn.thinking]}{_TEXT[turn.text] if turn.calls else ''}"
 

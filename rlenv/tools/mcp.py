@@ -109,7 +109,8 @@ def _server(name: str, spec: McpSpec, context: CompileContext, call: ToolContext
         names = ("vars", "task", "resources") if spec.scope == "episode" else ("vars",)
         template = template_of(text, key=key, names=names)
         check_resources(text, key=key, resources=context.resources)
-        task = {} if "task" not in template.names else context.row() if call is None else call.task
+        row = context.row if call is None else lambda: call.task
+        task = row() if "task" in template.names else {}
         resources = dict.fromkeys(context.resources, _Stand()) if call is None else call.resources
         text, put_in = set_aside(text)
         try:

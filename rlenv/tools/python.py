@@ -334,10 +334,10 @@ def _several(name: str, spec: PythonSpec, given: Sequence[Any], context: Compile
         tool = _dispatched(name, spec, context)
         with under("tools"):
             return [tool(schema) for schema in given]
-    if (key := next((key for key in ("function", "description", "parameters") if getattr(spec, key)), "")) or (
-        key := "strict" if not spec.strict else "run_in" if spec.run_in == "process" else ""
-    ):
-        raise UsageError("the functions under 'tools' say it themselves, or cannot have it", key=key)
+    own = [key for key in ("function", "description", "parameters") if getattr(spec, key)]
+    own += ["strict"] * (not spec.strict) + ["run_in"] * (spec.run_in == "process")
+    if own:
+        raise UsageError("the functions under 'tools' say it themselves, or cannot have it", key=own[0])
     names, found = _injections(spec, context), []
     for called, function in given:
         if not callable(function) or isinstance(function, type) or not isinstance(called, str):

@@ -93,7 +93,9 @@ def job_options(record: type[Options]) -> dict[str, Option]:
 
 
 def _word(wanted: Option) -> str:
-    return "a list of texts" if wanted.is_list else "a path" if wanted.writes else _WORDS[wanted.kind]
+    if wanted.is_list:
+        return "a list of texts"
+    return "a path" if wanted.writes else _WORDS[wanted.kind]
 
 
 def _fits(value: Any, wanted: Option) -> bool:
