@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import sys
 import threading
 import time
@@ -141,6 +140,7 @@ class ServeSearchCommand(Options):
 
     def execute(self) -> int:
         """Serves until SIGINT or SIGTERM comes; exit code 0 then, 2 where it cannot start."""
+        from rlenv.hosts.workers import stop_by_signal
         from rlenv.retrieval import Bm25Retriever, application, serve
 
         if not 1 <= self.top_k <= 1_000 or not 0 <= self.port <= 65_535:
@@ -159,10 +159,7 @@ class ServeSearchCommand(Options):
             sys.stdout.flush()
 
         async def main() -> None:
-            stopped = asyncio.Event()
-            loop = asyncio.get_running_loop()
-            for name in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(name, stopped.set)
+            stop_by_signal(stopped := asyncio.Event())
             app = application(retriever, default_top_k=self.top_k)
             await serve(app, host=self.host, port=self.port, stopped=stopped, on_ready=ready)
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import sys
 import threading
 import webbrowser
@@ -144,6 +143,7 @@ def _serve(args: ViewCommand) -> int:
     if len(found) == 1:
         # Its rows are read while the server is made: both take a second where there are a million of them.
         threading.Thread(target=_warm, args=(shelf, found[0]), name="rlenv-warm", daemon=True).start()
+    from rlenv.hosts.workers import stop_by_signal
     from rlenv.retrieval import serve
     from rlenv.web.app import application
     from rlenv.web.guard import Guard
@@ -161,9 +161,7 @@ def _serve(args: ViewCommand) -> int:
     place = _first_page(args, found)
 
     async def main(port: int) -> None:
-        stopped = asyncio.Event()
-        for name in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(name, stopped.set)
+        stop_by_signal(stopped := asyncio.Event())
         ready = partial(_ready, guard, place, not args.no_open)
         await serve(app, host=host, port=port, stopped=stopped, on_ready=ready, grace_s=1.0)
 
