@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Awaitable, Callable, Hashable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -17,7 +18,7 @@ from typing import Any, Literal
 import orjson
 
 from rlenv.calls.cache import CallCache, MemoryStore, Store
-from rlenv.concurrency.deadline import Breaker, Expired, Waited, pause
+from rlenv.concurrency.deadline import Breaker, Expired, Waited, bounded_by_itself, pause
 from rlenv.concurrency.lanes import here
 from rlenv.errors import EpisodeError, ToolFailed, whose_failure
 from rlenv.language.spec import CacheSpec, FaultsSpec
@@ -268,8 +269,12 @@ class CallGuard:
             if wait is None:
                 raise ToolFailed(f"the tool {self._name} is busy: too many calls wait for it", reason="busy")
             if wait > 0:
-                with Waited():
+                again = bool(asked_again.get())
+                # What others ask must not keep a reward from finding out whose failure it was.
+                with Waited(), bounded_by_itself() if again else nullcontext():
                     await asyncio.sleep(wait)
+                one.limit += wait * again
+                one.context = one.context.until(one.context.deadline + wait * again)
         breaker = self._breaker
         if breaker is None:
             return await self._run(one)

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from rlenv.calls.executor import Executor
-from rlenv.concurrency.deadline import stopped
+from rlenv.concurrency.deadline import Countdown, running_under, stopped
 from rlenv.concurrency.scope import Scope
 from rlenv.errors import ResourceError, ToolFailed, UsageError
 from rlenv.language.spec import BreakerSpec, CacheSpec, CallsSpec, DelaySpec, FaultsSpec, ToolSpec
 from rlenv.messages import MalformedCall, ToolCall, ToolResult
 from rlenv.testing.tools import Gate, fake_tool
-from rlenv.tools.base import CallPolicy, Tool, ToolContext, asked_again, ends_once, policy_of
+from rlenv.tools.base import CallPolicy, Tool, ToolContext, ToolOutput, asked_again, ends_once, policy_of
 
 NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 
@@ -522,6 +522,37 @@ def test_a_call_that_cannot_have_its_turn_in_time_is_told_so_at_once() -> None:
     first, second = run(work())
     assert first.outcome == "ok"
     assert (second.outcome, second.text) == ("timeout", "the tool t is busy: too many calls wait for it")
+
+
+@pytest.mark.parametrize("reason", ["", "busy"])
+def test_waiting_for_the_rate_counts_for_no_limit_while_whose_failure_it_was_is_asked(reason: str) -> None:
+    """Or those who call a tool most could keep every reward over it from being measured, their own among them."""
+    seen: list[float] = []
+
+    async def body(arguments: Mapping[str, Any], within: ToolContext) -> ToolOutput:
+        seen.append(within.deadline)
+        return ToolOutput("answer")
+
+    async def work() -> None:
+        runner = under(replace(fake_tool("t", Counting()), run=body, mode="async"), rate_per_s=2)
+        within = context(seconds=5)
+        limit, token = Countdown(50), asked_again.set(reason)
+        try:
+            with running_under(limit):
+                begun = limit.clock_s - time.monotonic()
+                results = await runner.run([ToolCall("t", {})] * 2, within)
+            stood_s = begun - (limit.clock_s - time.monotonic())
+        finally:
+            asked_again.reset(token)
+        assert [result.text for result in results] == ["answer", "answer"]
+        assert results[1].waited > 0
+        if reason:
+            assert seen[0] == within.deadline < seen[1]
+            assert 0 < stood_s <= results[1].waited + 1e-3
+        else:
+            assert (seen, round(stood_s, 3)) == ([within.deadline] * 2, 0)
+
+    run(work())
 
 
 def test_calls_over_all_executors_stay_within_the_shared_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
