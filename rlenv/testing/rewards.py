@@ -95,7 +95,11 @@ def measure(rule: str, context: RewardContext, *, tools: Mapping[str, Tool] | No
     if term.measure is not None:
         return term.measure(context)
     assert term.measure_async is not None
-    return asyncio.run(laws.awaited(term.measure_async(context)))
+    return asyncio.run(_awaited(term.measure_async(context)))
+
+
+async def _awaited(measured: Awaitable[Measured]) -> Measured:
+    return await measured
 
 
 async def check_reward_async(
@@ -180,7 +184,7 @@ async def _check_alone(term: Term, contexts: Sequence[RewardContext], bounds: _B
         rule = "terms that are measured at once do not disturb each other"
         laws.law(rule, _is_same(before, after), f"{_shown(context)}: {laws.short(before)}, then {laws.short(after)}")
     if term.measure_async is not None:
-        await laws.ends_when_cancelled(laws.awaited(term.measure_async(contexts[0])), "a measurement", limit_s)
+        await laws.ends_when_cancelled(_awaited(term.measure_async(contexts[0])), "a measurement", limit_s)
 
 
 async def _measured(term: Term, what: RewardContext | Sequence[Trajectory], limit_s: float) -> Any:
