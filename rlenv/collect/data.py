@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
 
-from rlenv._base.paths import names_in
+from rlenv._base.paths import draft_of, names_in
 from rlenv._base.text import nearest
 from rlenv.collect.encode import EncodedRow
 from rlenv.episodes.environment import Environment
@@ -21,6 +21,7 @@ from rlenv.errors import UsageError
 from rlenv.language.expressions import Expression, compile_expression
 from rlenv.runs import files as record
 from rlenv.runs.folder import is_run, open_run
+from rlenv.runs.locks.files import file_sha256
 from rlenv.runs.reader import RunReader
 from rlenv.runs.recorded import in_order, recorded_in
 from rlenv.trajectory import Trajectory
@@ -106,9 +107,8 @@ class Manifest:
     def write(self, folder: Path) -> None:
         """Writes manifest.json, whole or not at all."""
         fields = {"format": _FORMAT, **dataclasses.asdict(self)}
-        draft = folder / f"{MANIFEST}.part"
-        draft.write_text(json.dumps(fields, indent=2) + "\n", encoding="ascii")
-        os.replace(draft, folder / MANIFEST)
+        with draft_of(folder / MANIFEST) as draft:
+            draft.write_text(json.dumps(fields, indent=2) + "\n", encoding="ascii")
 
     @classmethod
     def load(cls, folder: Path) -> Manifest:
@@ -295,7 +295,7 @@ def read_data(folder: str | Path, *, identity: Identity | None = None) -> Data:
     path = Path(folder)
     manifest = Manifest.load(path)
     data = Data(path, manifest)
-    if not data.file.is_file() or _sha256(data.file) != manifest.rows_sha256:
+    if file_sha256(data.file) != manifest.rows_sha256:
         raise UsageError(f"{data.file} is not what its manifest speaks of", hint="collect the data anew")
     if identity is not None and identity.tokenizer != manifest.identity.tokenizer:
         raise UsageError(
@@ -308,11 +308,6 @@ def read_data(folder: str | Path, *, identity: Identity | None = None) -> Data:
             hint="give the one it was collected with (--chat-template, --kwarg), or collect it again with this model's",
         )
     return data
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def rows_of(files: Sequence[str | Path]) -> Iterator[EncodedRow]:
