@@ -81,6 +81,11 @@ def read_file(path: Path, *, most: int = MAX_SPEC_BYTES) -> bytes:
         return file.read(state.st_size)
 
 
+def user_cache() -> Path:
+    """The folder of what can be made again, for this user."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlenv"
+
+
 @contextmanager
 def draft_of(path: Path, *, mark: str = "") -> Iterator[Path]:
     """The path beside `path` of a file that takes its place, whole, once the block has ended; if it raises, none stays.

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import orjson
 
+from rlenv._base.paths import user_cache
 from rlenv.concurrency.deadline import Expired
 from rlenv.concurrency.lanes import heard_again, hearing
 from rlenv.errors import ToolFailed
@@ -241,7 +242,7 @@ _DISK_BYTES = 100_000
 
 def default_path() -> Path:
     """The file in the user's cache folder."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlenv" / "calls.sqlite"
+    return user_cache() / "calls.sqlite"
 
 
 class DiskStore:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from rlenv._base.paths import draft_of
+from rlenv._base.paths import draft_of, user_cache
 from rlenv.errors import UsageError
 
 
@@ -248,7 +248,7 @@ MANIFEST: Final = "rlenv_model.json"
 
 def cache_folder() -> Path:
     """The folder of models that were made here: `rlenv/models` in the user's cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlenv" / "models"
+    return user_cache() / "models"
 
 
 def made_once(target: Path, make: Callable[[Path], dict[str, Any]]) -> Path:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import os
 import re
 import shutil
 import tempfile
@@ -29,7 +28,7 @@ import orjson
 from pydantic import Field
 
 from rlenv._base.bounded import cut_end
-from rlenv._base.paths import names_in, read_file
+from rlenv._base.paths import names_in, read_file, user_cache
 from rlenv._base.text import did_you_mean
 from rlenv.errors import MissingExtra, UsageError, told_as
 from rlenv.language.kinds import CompileContext, Kind
@@ -115,7 +114,7 @@ def load_index(corpus: Path, *, fields: Mapping[str, str], cache: Path | None = 
         if digest not in _loaded:
             documents = _documents(content, corpus, fields)
             stop = frozenset(importlib.import_module("bm25s.stopwords").STOPWORDS_EN)
-            folder = (cache or _user_cache()) / f"bm25-{digest}"
+            folder = (cache or user_cache()) / f"bm25-{digest}"
             scorer = _read(library, folder) or _build(library, folder, documents, stop)
             _loaded[digest] = Index(documents, scorer, stop, digest=digest)
         return _loaded[digest]
@@ -139,10 +138,6 @@ def _documents(content: bytes, corpus: Path, fields: Mapping[str, str]) -> list[
     if not found:
         raise UsageError(f"{corpus.name} has no documents", key="path", hint=_LINE)
     return found
-
-
-def _user_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlenv"
 
 
 def _read(library: Any, folder: Path) -> Any:
