@@ -334,7 +334,7 @@ async def if_felled(
     Args:
         known: fails at once where the server is away.
         scope: all who share it and ask for what may have felled the server do so one at a time.
-        within_s: as long as the tries of one answer take, where it is not given.
+        within_s: by default `tries_s`.
         is_known: asked of a request that was cut again; True where it is known to fell the server.
 
     Raises:
@@ -419,8 +419,8 @@ async def if_refused(
 
 
 def tries_s(client: Client) -> float:
-    """As long as the tries of one answer take."""
-    return client.endpoint.timeout_s * max(2, client.endpoint.retries + 1)
+    """As long as the tries of one answer take, but six at least: rounds of a request that hangs need as much."""
+    return client.endpoint.timeout_s * max(6, client.endpoint.retries + 1)
 
 
 async def at_once(request: Callable[..., Awaitable[_T]]) -> _T:

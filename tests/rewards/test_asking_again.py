@@ -16,7 +16,7 @@ import pytest
 
 from rlenv.concurrency.scope import Scope
 from rlenv.endpoints import Client, Endpoint
-from rlenv.errors import EndpointError
+from rlenv.errors import EndpointError, RewardError
 from rlenv.language.spec import BreakerSpec
 from rlenv.rewards.asking_again import Answered, Refused, Untold
 from rlenv.rewards.asking_models import Pace, Room, _Falls, if_felled, if_refused, if_unread, in_time
@@ -513,6 +513,36 @@ def test_what_finds_a_server_away_waits_for_it_only_where_it_fell_over_a_request
 
     (alone, later, suspect), _ = in_virtual_time(work, monkeypatch)
     assert (str(alone), later, suspect) == ("it is away", "well", "well")
+
+
+@pytest.mark.parametrize("retries", [0, 1, 3])
+@pytest.mark.parametrize("is_out", [False, True])
+def test_words_at_which_a_server_hangs_are_told_where_a_harmless_answer_takes_a_fifth_of_the_time_for_one(
+    is_out: bool, retries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However few its tries are. One that hangs now and then at anything is told from it."""
+    asked = 0
+
+    async def known() -> None:
+        nonlocal asked
+        asked += 1
+        if is_out and asked % 4 == 0:
+            await very()
+        await passes(4.0)  # it is two answers
+
+    async def very() -> None:
+        await passes(10.0)
+        raise EndpointError("no answer", is_late=True)
+
+    async def work() -> Any:
+        client = Client(Endpoint(name="", base_url="http://127.0.0.1:9/v1", model="m", timeout_s=10.0, retries=retries))
+        return await if_refused(known, very, Room(client), looks=1, took_s=10.0)
+
+    if is_out:
+        with pytest.raises(RewardError):
+            in_virtual_time(work, monkeypatch)
+    else:
+        assert in_virtual_time(work, monkeypatch)[0] is None
 
 
 def test_who_waits_for_room_under_a_limit_of_rate_has_no_place_meanwhile_and_counts_it_for_no_try() -> None:
