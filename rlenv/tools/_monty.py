@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rlenv.tools.code import CodeSpec
 
 _MAX_KEPT_ARGUMENTS = 1_000
-_MAX_ARGUMENTS = 1_000_000
+_MAX_ARGUMENTS, _MAX_AT_ONCE = 1_000_000, 16_000_000
 _MARGIN_S = 0.25
 """So long before the call's end waiting for a worker is given up."""
 _GRACE_S = 2.0
@@ -214,17 +214,7 @@ async def _answers(
     """The tools' answers, each in the form in which the sandbox goes on: a value, or an exception."""
     if call.run_calls is None:
         raise EpisodeError("code called a tool where no environment runs calls", reason="code")
-    answers: dict[int, dict[str, Any]] = {}
-    calls: dict[int, ToolCall] = {}
-    for number, (name, args, kwargs) in asked.calls.items():
-        try:
-            arguments = _arguments(called[name], args, kwargs)
-            if size(arguments, _MAX_ARGUMENTS) > _MAX_ARGUMENTS:
-                raise ValueError(f"{name} takes at most {_MAX_ARGUMENTS} characters of arguments")
-            # What a call of the policy's own could hold: a tool that meets another key or type would be at fault.
-            calls[number] = ToolCall(name, json.loads(json.dumps(arguments, allow_nan=False)))
-        except (ValueError, TypeError, RecursionError) as error:
-            answers[number] = {"exception": TypeError(str(error))}
+    calls, answers = await asyncio.to_thread(_read, asked, called)
     if time.monotonic() >= call.deadline:
         raise ToolFailed("the code's time is up", reason="late")
     results = await call.run_calls(list(calls.values()), call)
@@ -235,6 +225,25 @@ async def _answers(
         else:
             answers[number] = {"exception": RuntimeError(result.text)}
     return answers
+
+
+def _read(asked: PendingCalls, called: Mapping[str, Tool]) -> tuple[dict[int, ToolCall], dict[int, dict[str, Any]]]:
+    """The calls that code makes, of a megabyte each, and what is answered to those that are none. Not on the loop."""
+    answers: dict[int, dict[str, Any]] = {}
+    calls: dict[int, ToolCall] = {}
+    left = _MAX_AT_ONCE
+    for number, (name, args, kwargs) in asked.calls.items():
+        try:
+            arguments = _arguments(called[name], args, kwargs)
+            if (chars := size(arguments, _MAX_ARGUMENTS)) > _MAX_ARGUMENTS:
+                raise ValueError(f"{name} takes at most {_MAX_ARGUMENTS} characters of arguments")
+            if (left := left - chars) < 0:
+                raise ValueError(f"calls at once take at most {_MAX_AT_ONCE} characters of arguments")
+            # What a call of the policy's own could hold: a tool that meets another key or type would be at fault.
+            calls[number] = ToolCall(name, json.loads(json.dumps(arguments, allow_nan=False)))
+        except (ValueError, TypeError, RecursionError) as error:
+            answers[number] = {"exception": TypeError(str(error))}
+    return calls, answers
 
 
 def _arguments(tool: Tool, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

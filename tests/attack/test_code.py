@@ -611,6 +611,15 @@ def test_code_gives_a_tool_nothing_that_a_call_could_not_hold(given: str, taken:
     assert (result.outcome, result.whose) == (("failed", "policy") if taken is None else ("ok", ""))
 
 
+def test_reading_large_calls_that_code_makes_at_once_is_bounded_and_holds_no_loop() -> None:
+    look = fake_tool("look", lambda arguments: "", parameters=ANYTHING)
+    made = "import asyncio\nx = {}\nawait asyncio.gather(*[look(x) for n in range({})])"
+    all_s, loop_s = time.process_time(), time.thread_time()
+    assert made_by(made.format("[[]] * 150_000", 12), {"look": look}).outcome == "ok"
+    assert time.thread_time() - loop_s < (time.process_time() - all_s) / 2
+    assert "at most 16000000 characters" in made_by(made.format("'a' * 900_000", 40), {"look": look}).text
+
+
 def test_a_session_that_grows_too_large_is_as_it_was_before() -> None:
     tool = compiled("monty", session=True, session_mb=1, memory_mb=64)
 
