@@ -221,6 +221,7 @@ def _sendable(value: Any) -> Any:
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+_K = TypeVar("_K")
 
 
 def quick(record: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -255,6 +256,14 @@ def quick(record: Callable[_P, _T]) -> Callable[_P, _T]:
     exec("\n".join(lines), values)
     make: Callable[_P, _T] = values["make"]
     return make
+
+
+def grouped(pairs: Iterable[tuple[_K, _T]]) -> dict[_K, list[_T]]:
+    """The values of each key, in their order; the keys as they first came."""
+    found: dict[_K, list[_T]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def stretches(values: Iterable[object]) -> list[tuple[int, int]]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import StatisticsError, linear_regression
 
+from rlenv._base.bounded import grouped
 from rlenv.runs.figures.rewards import Estimate, between, spearmans_rho, table_of
 from rlenv.trajectory import TermResult, Trajectory
 
@@ -142,9 +143,7 @@ def isotonic(pairs: Pairs) -> tuple[tuple[float, float], ...]:
 
     Source: the pool-adjacent-violators algorithm, Barlow et al. 1972, "Statistical inference under order restrictions".
     """
-    by_score: dict[float, list[float]] = {}
-    for label, score in pairs:
-        by_score.setdefault(score, []).append(label)
+    by_score = grouped((score, label) for label, score in pairs)
     pools: list[tuple[float, list[float]]] = []  # the sum of the labels of some scores that follow each other
     counts: list[int] = []
     for score in sorted(by_score):

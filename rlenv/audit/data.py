@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
+from rlenv._base.bounded import grouped
 from rlenv.audit.golds import Gold, canonical, check_golds, golds_of, readers
 from rlenv.audit.report import Hole, hole_of
 from rlenv.audit.shortcuts import check_tests
@@ -97,9 +98,7 @@ def named(rows: Iterable[PromptRow]) -> str:
 
 def check_data(environment: Environment, golds: Sequence[Trajectory]) -> tuple[tuple[Hole, ...], tuple[str, ...]]:
     """Findings and notes over the rows of the splits that the oracle played."""
-    played: dict[str, list[Trajectory]] = defaultdict(list)
-    for gold in golds:
-        played[gold.split].append(gold)
+    played = grouped((gold.split, gold) for gold in golds)
     found = DataFindings([], [])
     rows = read_rows(environment, played, found.notes)
     check_rows(environment, rows, found)
@@ -227,13 +226,8 @@ def _by_chance(prompts: Sequence[str], others: Sequence[str]) -> float:
     comes again and again in a slot is all that it has; other numbers have their range, and a word that comes once is
     of a list that nobody can see the end of.
     """
-    groups: dict[int, list[list[str]]] = defaultdict(list)
-    theirs: Counter[int] = Counter()
-    for prompt in prompts:
-        words = _TOKEN.findall(prompt)
-        groups[len(words)].append(words)
-    for prompt in others:
-        theirs[len(_TOKEN.findall(prompt))] += 1
+    groups = grouped((len(words), words) for words in map(_TOKEN.findall, prompts))
+    theirs = Counter(len(_TOKEN.findall(prompt)) for prompt in others)
     expected = 0.0
     for length, some in groups.items():
         size, slots = 1.0, [set(column) for column in zip(*some, strict=True)]

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from rlenv._base.bounded import cut_end, cut_middle, encodable
+from rlenv._base.bounded import cut_end, cut_middle, encodable, grouped
 from rlenv._base.paths import is_file, leads_out, real
 from rlenv._base.strict_json import object_in
 from rlenv._base.text import strings_in
@@ -231,9 +231,7 @@ def _played(subject: Subject) -> Iterator[str]:
         "the oracle, or the row's gold fed back (no proof that the gold is right)": plays.oracle,
         **plays.ways,
     }.items():
-        earned: dict[str, list[str]] = {}
-        for (split, row), got in episodes.items():
-            earned.setdefault(_earned(got), []).append(f"{split}/{row}")
+        earned = grouped((_earned(got), f"{split}/{row}") for (split, row), got in episodes.items())
         yield f"## {way}\n" + "\n".join(f"{', '.join(rows)}: {what}" for what, rows in earned.items())
     for (split, row), got in plays.oracle.items():
         if row == 0:

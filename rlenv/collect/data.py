@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
 
+from rlenv._base.bounded import grouped
 from rlenv._base.paths import draft_of, names_in
 from rlenv._base.text import nearest
 from rlenv.collect.encode import EncodedRow
@@ -180,9 +181,7 @@ def choose(candidates: Sequence[Candidate], *, per_task: int | None, balances: b
     left_out: Counter[str] = Counter({"duplicate": len(ordered) - len(first)})
     ordered = [one for one in ordered if first[one.of_task, one.content] is one]
     if per_task is not None:
-        groups: dict[tuple[str, int], list[Candidate]] = {}
-        for one in ordered:
-            groups.setdefault(one.of_task, []).append(one)
+        groups = grouped((one.of_task, one) for one in ordered)
         drawn = [set(rng.sample(range(len(group)), min(per_task, len(group)))) for group in groups.values()]
         kept = [
             one
@@ -193,9 +192,7 @@ def choose(candidates: Sequence[Candidate], *, per_task: int | None, balances: b
         left_out["per task"] = len(ordered) - len(kept)
         ordered = kept
     if balances and ordered:
-        kinds: dict[str, list[int]] = {}
-        for place, one in enumerate(ordered):
-            kinds.setdefault(one.kind, []).append(place)
+        kinds = grouped((one.kind, place) for place, one in enumerate(ordered))
         least = min(map(len, kinds.values()))
         places = {place for kind in sorted(kinds) for place in rng.sample(kinds[kind], least)}
         left_out["balance"] = len(ordered) - len(places)

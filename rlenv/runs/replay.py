@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlenv._base.bounded import cut_end, plain
+from rlenv._base.bounded import cut_end, grouped, plain
 from rlenv.concurrency.lanes import Lane, entered
 from rlenv.endpoints.account import as_recorded, merged
 from rlenv.episodes.environment import Environment
@@ -87,9 +87,7 @@ async def _with_groups(
     """
     scorer = environment.parts.scorer
     left_out = scorer.asked_names if is_taped else ()
-    places: dict[Hashable, list[int]] = {}
-    for index, group in enumerate(groups):
-        places.setdefault(group, []).append(index)
+    places = grouped((group, index) for index, group in enumerate(groups))
     measured = [replace(one, left_out=scorer.group_names) if one.again is not None else one for one in found]
     for group, members in places.items():
         if all(_has_waited(found[index], scorer.group_names) for index in members):

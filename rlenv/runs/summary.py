@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from rlenv._base.bounded import grouped
 from rlenv.runs.figures import PassAtK, clustered, mean_interval, mean_of_parts, pass_curve
 from rlenv.runs.usage import Prices, Spending, spent
 from rlenv.trajectory import TermResult, Trajectory
@@ -122,9 +123,7 @@ def success_width(trajectories: Sequence[Trajectory]) -> float:
 
 
 def _grouped(trajectories: Sequence[Trajectory], column: str) -> dict[str, GroupSummary]:
-    parts: dict[str, list[Trajectory]] = {}
-    for trajectory in trajectories:
-        parts.setdefault(str(trajectory.task.get(column)), []).append(trajectory)
+    parts = grouped((str(trajectory.task.get(column)), trajectory) for trajectory in trajectories)
     return {name: GroupSummary(**_figures(part)) for name, part in parts.items()}
 
 
@@ -198,11 +197,7 @@ def _of_turns(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
 
 def _by_task(trajectories: Sequence[Trajectory], of: Callable[[Trajectory], _T | None]) -> dict[_Task, list[_T]]:
     """A figure of each task's samples; those without it are left out."""
-    found: dict[_Task, list[_T]] = defaultdict(list)
-    for trajectory in trajectories:
-        if (value := of(trajectory)) is not None:
-            found[task_of(trajectory)].append(value)
-    return found
+    return grouped((task_of(one), value) for one in trajectories if (value := of(one)) is not None)
 
 
 def task_of(trajectory: Trajectory) -> _Task:

@@ -14,6 +14,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from rlenv._base.bounded import grouped
 from rlenv._base.text import did_you_mean
 from rlenv.endpoints.account import as_recorded
 from rlenv.episodes.environment import Environment
@@ -320,9 +321,7 @@ def ablation(
 
 def _subsets(terms: Mapping[str, Term]) -> dict[str, tuple[str, ...]]:
     """The sets of terms by name; a set that stands there already is not listed again."""
-    kinds: dict[str, list[str]] = {}
-    for name, term in terms.items():
-        kinds.setdefault(term.spec.kind, []).append(name)
+    kinds = grouped((term.spec.kind, name) for name, term in terms.items())
     listed = {"all together": list(terms)}
     listed |= {f"only {name}": [name] for name in terms}
     listed |= {f"all of kind {kind}": names for kind, names in kinds.items()}

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any, Final
 
-from rlenv._base.bounded import encodable, plain
+from rlenv._base.bounded import encodable, grouped, plain
 from rlenv._base.paths import is_file, leads_out, read_file
 from rlenv._base.text import did_you_mean
 from rlenv.errors import MissingExtra, SpecError, UsageError, told_as
@@ -282,10 +282,7 @@ def _by_name(listed: list[str], config: str | None) -> dict[str, list[str]]:
     if config is not None or len(subsets) > 1:
         chosen = _choose(subsets, config, default=[])
         listed = [name for name in listed if name.startswith(f"{chosen}/")]
-    splits: dict[str, list[str]] = {}
-    for name in listed:
-        splits.setdefault(_split_of(name) or "train", []).append(name)
-    return splits
+    return grouped((_split_of(name) or "train", name) for name in listed)
 
 
 def _split_of(name: str) -> str | None:

@@ -14,7 +14,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, cast, overload
 
-from rlenv._base.bounded import size
+from rlenv._base.bounded import grouped, size
 from rlenv._base.paths import is_file, is_folder, names_in
 from rlenv._base.text import did_you_mean
 from rlenv.errors import SpecError, UsageError
@@ -74,9 +74,7 @@ def spread(groups: Sequence[str], count: int) -> list[int]:
     Groups stand in the order in which they first occur; a group that is used up gives its share to the others. The
     places come back in ascending order.
     """
-    by_group: dict[str, list[int]] = {}
-    for place, group in enumerate(groups):
-        by_group.setdefault(group, []).append(place)
+    by_group = grouped((group, place) for place, group in enumerate(groups))
     rounds = itertools.zip_longest(*by_group.values())
     drawn = (place for places in rounds for place in places if place is not None)
     return sorted(itertools.islice(drawn, count))

@@ -6,7 +6,6 @@ How many tasks it takes to see a difference of so much with a power of 80 % at a
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
@@ -15,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from rlenv._base.bounded import grouped
 from rlenv.errors import UsageError
 from rlenv.runs.figures import Z, clopper_pearson_upper, score_interval, standard_error, student
 
@@ -257,10 +257,8 @@ def spread_of(samples: Iterable[tuple[Any, float]]) -> Spread:
     Raises:
         UsageError: there are fewer than two tasks.
     """
-    tasks: dict[Any, list[float]] = defaultdict(list)
-    for task, number in samples:
-        tasks[task].append(number)
-    groups, count = list(tasks.values()), len(tasks)
+    groups = list(grouped(samples).values())
+    count = len(groups)
     if count < 2:
         raise UsageError(f"found {count} tasks with a valid figure; a spread takes two or more")
     trials = sum(map(len, groups))

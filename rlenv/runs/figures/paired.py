@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rlenv._base.bounded import plain
+from rlenv._base.bounded import grouped, plain
 from rlenv._base.paths import read_file
 from rlenv.runs.figures.change import Spread, TaskCounts, agreeing, needed, paired_change, sign_flips, spread_of
 from rlenv.runs.figures.snapshot import Snapshot
@@ -89,9 +89,7 @@ def _by_seed(
     ones: Sequence[int], others: Sequence[int], seeds: Sequence[int], more: Sequence[int]
 ) -> tuple[list[tuple[int, int]], list[int], list[int]]:
     """The places with one seed as pairs, and those that are left of both."""
-    waiting: dict[int, list[int]] = {}
-    for other in others:
-        waiting.setdefault(more[other], []).append(other)
+    waiting = grouped((more[other], other) for other in others)
     same, alone = [], []
     for one in ones:
         if partners := waiting.get(seeds[one]):
@@ -129,9 +127,7 @@ def _renamed(
     its number, unless that is another of A's."""
     prompts = [{of: told[places[0]] for of, places in some.items()} for some, told in ((first, asked), (second, other))]
     own = {of for of in first.keys() & second.keys() if prompts[0][of] == prompts[1][of]}
-    free: dict[tuple[str, str, Any], list[_Task]] = {}
-    for of in sorted(first.keys() - own):
-        free.setdefault((*of[:2], prompts[0][of]), []).append(of)
+    free = grouped(((*of[:2], prompts[0][of]), of) for of in sorted(first.keys() - own))
     names = {of: of for of in own}
     for of in sorted(second.keys() - own):
         if partners := free.get((*of[:2], prompts[1][of])):
@@ -289,9 +285,7 @@ def _kind(before: float, after: float, reward: float, now: float) -> str:
 def _by_task(a: Snapshot, b: Snapshot, found: Sequence[Pair], kinds: Sequence[str]) -> dict[str, Any]:
     """The tasks of some pairs, the largest change of success first, then of reward: the question, the means of both
     sides and what changed, over the pairs whose sides are valid, and the first of these pairs."""
-    places: dict[_Task, list[int]] = {}
-    for place, pair in enumerate(found):
-        places.setdefault(pair.of, []).append(place)
+    places = grouped((pair.of, place) for place, pair in enumerate(found))
     columns = {name: (a.numbers(name), b.numbers(name)) for name in ("success", "reward")}
     changed = [
         (some, {name: _change_of(*values, [found[place] for place in some]) for name, values in columns.items()})

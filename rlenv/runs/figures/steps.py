@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from rlenv._base.bounded import grouped
 from rlenv.runs.figures import clustered_counts, mean_interval
 from rlenv.runs.figures.snapshot import Snapshot
 
@@ -231,9 +232,7 @@ def _shares(
     keys, inverse = np.unique(at * most + cluster, return_inverse=True)
     wins = np.bincount(inverse, success, minlength=len(keys)).astype(int).tolist()
     sizes = np.bincount(inverse, minlength=len(keys)).tolist()
-    groups: dict[int, list[tuple[int, int]]] = {}
-    for place, won, size in zip((keys // most).tolist(), wins, sizes, strict=True):
-        groups.setdefault(place, []).append((won, size))
+    groups = grouped(zip((keys // most).tolist(), zip(wins, sizes, strict=True), strict=True))
     found: dict[str, list[float | int | None]] = {name: [None] * count for name in ("mean", "low", "high")}
     found["n"] = [0] * count
     for place, pairs in groups.items():
