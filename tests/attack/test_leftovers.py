@@ -275,6 +275,17 @@ def test_a_file_that_is_left_otherwise_than_a_template_reads_it_is_worth_nothing
         assert found.reward.total == 3 * (what == "three"), what
 
 
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "points/x", "%999999999999d"])
+def test_a_name_or_a_form_that_a_call_gives_and_nothing_takes_is_the_policys(name: str, make_environment: Make) -> None:
+    read = "{{ ((resources.work.path / (args.name | format(1))).read_text()) }}"
+    tool = {"kind": "command", "command": ["echo", "-n", "--", read], "parameters": {"name": "string"}}
+    called = {"kind": "rule", "rule": "tool_called", "tool": "tell"}
+    text = SPEC.replace("resources: {", "resources: {work: {kind: tempdir}, ")
+    environment = make_environment(text, tools=TOOLS, tools__tell=tool, rewards={"called": called})
+    found = play(environment, ToolCall("tell", {"name": name}))
+    assert (found.turns[0].results[0].whose, found.reward.total) == ("policy", 0)
+
+
 @pytest.mark.parametrize(("read", "said"), [("result.vlaue.done", "did you mean 'value'"), ("result.zq", "it has: ")])
 def test_a_part_that_no_result_has_is_a_fault_of_the_spec(read: str, said: str, make_environment: Make) -> None:
     with pytest.raises(SpecError, match=re.escape(f"a result has no '{read.split('.')[1]}'")) as error:
