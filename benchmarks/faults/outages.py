@@ -4,11 +4,11 @@
 
 Each transport is played in these modes: `once`, where each call fails the first time that it is asked, by chance,
 and goes well afterwards; `fell`, where every eighth episode's call, and its answer, fells the server with the calls
-of others in flight; and `chance`, where any request fails by a coin of 10 to 90 %. Servers of HTTP also `refuse`: now
-and then they answer all requests for up to a second as if the caller were at fault, and every eighth episode asks for
-what there is not. A valid number that differs from the one that a server which is well gives is wrong, but for that of
-an eighth episode. Exit code 1 where there is one, or where one who fells the server is masked. What is left invalid is
-counted beside.
+of others in flight; and `chance`, where any request fails by a coin of 10 to 90 %. Servers of HTTP also answer `errors`
+(5xx) to all for up to two seconds after each call of an eighth episode, and `refuse`: now and then they answer all
+requests for up to a second as if the caller were at fault, and every eighth episode asks for what there is not. A valid
+number that differs from the one that a server which is well gives is wrong, but for that of an eighth episode. Exit
+code 1 where there is one, or where one who fells the server is masked. What is left invalid is counted beside.
 
 `work` is a tool of each kind that may be lost with something outside of rlenv; `code` calls it from a piece of code. Of
 `command` a request that fails is a program that kills itself, of `thread` one that says that it is down. rlenv's own
@@ -41,7 +41,9 @@ from rlenv.trajectory import TermResult
 
 Why = Counter[tuple[str, str]]
 """What became of terms that are not as expected, and what they say of it."""
-MODES = ("once", "fell", "chance", "refuse")
+MODES = ("once", "fell", "errors", "chance", "refuse")
+ERRING = ("http", "hidden", "search", "mcp_http")
+"""The transports that are played in the mode `errors`."""
 REFUSING = ("http", "hidden", "search", "code", "mcp_http")
 """The transports that are played in the mode `refuse`."""
 SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -191,6 +193,11 @@ class Service:
         """How a request fails, "" where it does not."""
         if self.mode == "fell":
             return "fell" if "fell" in text else ""
+        if self.mode == "errors":
+            now = asyncio.get_running_loop().time()
+            if "fell" in text and now >= self.until:
+                self.until = now + self.rng.uniform(0.5, 2.0)
+            return self.rng.choice(("500", "502", "503")) if now < self.until else ""
         if self.mode == "refuse":
             while self.until < (now := asyncio.get_running_loop().time()):
                 self.refuses = "" if self.refuses else self.rng.choice(("400", "403", "404"))
@@ -364,12 +371,13 @@ async def played(
 
     async def work() -> None:
         for n in left:
-            is_own = mode in ("fell", "refuse") and n % 8 == 0
+            is_own = mode in ("fell", "errors", "refuse") and n % 8 == 0
             text = "fell" if is_own else f"item-{n}"
             terms = await asyncio.wait_for(episode(environment, n, text, transport), 900)
             found = {name: term.value for name, term in terms.items()}
             if is_own:
-                left_out = "masked" if mode == "fell" else "invalid"  # by an outage that is as long as there is time
+                # In one mode by an outage that is as long as there is time.
+                left_out = "invalid" if mode == "refuse" else "masked"
                 fate = "own" if found == own else left_out if None in found.values() else "wrong"
             elif any(value is not None and value != well[name] for name, value in found.items()):
                 fate = "wrong"
@@ -401,7 +409,7 @@ def main() -> int:
     is_bad = False
     for transport in args.only.split(","):
         for mode in args.modes.split(","):
-            if mode == "refuse" and transport not in REFUSING:
+            if transport not in {"refuse": REFUSING, "errors": ERRING}.get(mode, SPECS):
                 continue
             why = Why()
             found = asyncio.run(play(transport, mode, why=why))

@@ -109,6 +109,9 @@ class _Turns(Generic[_T]):
     tries: Known
     at_once: int = 1
     fewest: int = 1
+    keeps_turn: bool = False
+    looks: int = field(init=False)
+    """`each`, or drawn about it once one failed: a server with 20 places a second would bar one alone each time."""
     limit: Countdown = field(init=False)
     queue_s: float = field(init=False)
     begun: float = field(init=False)
@@ -126,10 +129,12 @@ class _Turns(Generic[_T]):
     refused: int = 1
     untold: int = 0
     """Tries in a row that told nothing."""
+    pause_s: float = 0.0
     has_ended: bool = False
     """True once there is no time to wait for another try."""
 
     def __post_init__(self) -> None:
+        self.looks = self.each
         self.queue_s, self.begun = _QUEUE * self.within_s, time.monotonic()
         self.limit = Countdown(self.within_s, self.queue_s)
         self.well_before, self.failed_before = self.tries.well, self.tries.failed
@@ -137,32 +142,51 @@ class _Turns(Generic[_T]):
     async def given(self) -> _T | None:
         while not self.has_ended and not self._is_done:
             async with self._turn():
-                begun, failed, early = self.limit.clock_s, None, None
-                if self.each == 1 and self.rounds and self._has_room and random.random() < 0.5:
-                    early = await self._try()
-                if early is None or isinstance(early[0], Refused):
-                    failed = await self._known()
-                if early is None and self.rounds and (self._is_done or not self._has_room):
-                    break
-                tried, tried_s = early or ((failed, 0.0) if isinstance(failed, Untold) else await self._try())
-                turn_s = self.limit.clock_s - begun
-            if isinstance(tried, Answered):
-                return tried.value
-            if isinstance(tried, HeldUp):
+                told = await self._told()
+                # What comes back while one keeps the turn is there for whoever has waited for it.
+                while told is None and self.keeps_turn and not self.has_ended and not self._is_done:
+                    await pause(self.pause_s)
+                    told = await self._told()
+            if isinstance(told, Answered):
+                return told.value
+            if isinstance(told, HeldUp):
                 return None
-            self.refused += self.at_once * isinstance(tried, Refused)
-            if failed is not None:
-                ends = isinstance(tried, Untold) and tried.is_last
-                await self._wait(tried if ends else failed, "what is known to work failed too")
-            elif isinstance(tried, Untold):
-                await self._wait(tried, "its next try told nothing")
-            else:
-                self.rounds, self.untold, self.well_at_round = self.rounds + 1, 0, self.tries.well
-                self.turn_s, self.tried_s = min(self.turn_s, turn_s), min(self.tried_s, tried_s)
-                self.looked_s = 0.0
+            if told is None and not self.has_ended:
+                await pause(self.pause_s)
         # A last round without an end counts for nothing: who fells what it asks leaves no time for the known question.
         if not self._is_done and not self._is_sure(self.rounds - 1, self.refused - 1):
             raise RewardError(f"there was time for {self.rounds} rounds, which is too few")
+        return None
+
+    async def _told(self) -> Answered[_T] | Refused | None:
+        """What came of asking both questions, None where it tells nothing."""
+        now, gone_since = time.monotonic(), self.tries.gone_since
+        if gone_since is not None and now - max(gone_since, self.begun) > self.within_s:
+            raise RewardError("what is known to work failed for all who asked")
+        begun, failed, early = self.limit.clock_s, None, None
+        if self.each == 1 and self.rounds and self._has_room and random.random() < 0.5:
+            early = await self._try()
+        if early is None or isinstance(early[0], Refused):
+            failed = await self._known()
+        if early is None and self.rounds and (self._is_done or not self._has_room):
+            self.has_ended = True
+            return None
+        tried, tried_s = early or ((failed, 0.0) if isinstance(failed, Untold) else await self._try())
+        if isinstance(tried, (Answered, HeldUp)):
+            return tried
+        self.refused += self.at_once * isinstance(tried, Refused)
+        if failed is not None:
+            ends = isinstance(tried, Untold) and tried.is_last
+            self._wait(tried if ends else failed, "what is known to work failed too")
+        elif isinstance(tried, Untold):
+            self._wait(tried, "its next try told nothing")
+        else:
+            self.rounds, self.untold, self.well_at_round = self.rounds + 1, 0, self.tries.well
+            if self.each > 1 and self.tries.failed > self.failed_before:
+                self.looks = random.randint(self.each // 2, self.each * 3 // 2)
+            self.turn_s = min(self.turn_s, self.limit.clock_s - begun)
+            self.tried_s, self.looked_s = min(self.tried_s, tried_s), 0.0
+            return tried
         return None
 
     async def _try(self) -> tuple[Answered[_T] | Refused | Untold, float]:
@@ -176,7 +200,7 @@ class _Turns(Generic[_T]):
     async def _turn(self) -> AsyncIterator[None]:
         """One's turn. Those who have theirs before have limits of their own, so waiting for it counts for none.
 
-        Raises RewardError: there are too many before, or what is asked was gone all the time.
+        Raises RewardError: there are too many before.
         """
         begun = time.monotonic()
         try:
@@ -186,10 +210,7 @@ class _Turns(Generic[_T]):
         except TimeoutError:
             raise RewardError("too many others waited to ask the same") from None
         try:
-            now, gone_since = time.monotonic(), self.tries.gone_since
-            self.queue_s -= now - begun
-            if gone_since is not None and now - max(gone_since, self.begun) > self.within_s:
-                raise RewardError("what is known to work failed for all who asked")
+            self.queue_s -= time.monotonic() - begun
             yield
         finally:
             await self.tries.alone.__aexit__(None, None, None)
@@ -197,7 +218,7 @@ class _Turns(Generic[_T]):
     @property
     def _is_done(self) -> bool:
         """True if the other question is asked no more."""
-        return self._has_looked(self.each - 1) and self._is_sure(self.rounds, self.refused)
+        return self._has_looked(self.looks - 1) and self._is_sure(self.rounds, self.refused)
 
     def _is_sure(self, made: int, refused: int) -> bool:
         """True if all this is as unlikely, did both fail by one chance, as that of so many rounds it is the very
@@ -223,7 +244,7 @@ class _Turns(Generic[_T]):
         The other question may have felled what is asked: it gets the time to come back.
         """
         tries, is_first = self.tries, True
-        while is_first or (self.rounds and not self._has_looked(self.each) and not self._is_done):
+        while is_first or (self.rounds and not self._has_looked(self.looks) and not self._is_done):
             if self.rounds and self.limit.is_over:
                 break
             begun, again = time.monotonic(), self.limit.clock_s
@@ -244,8 +265,8 @@ class _Turns(Generic[_T]):
             tries.gone_since, is_first = None, False
         return None
 
-    async def _wait(self, tried: Refused | Untold, what: str) -> None:
-        """Takes note of a try that told nothing, and waits for a moment, where there is time for one.
+    def _wait(self, tried: Refused | Untold, what: str) -> None:
+        """Takes note of a try that told nothing, and of how long to wait for another, where there is time for one.
 
         Raises RewardError: it was one too many, or the last, and what was found before is not sure.
         """
@@ -255,8 +276,7 @@ class _Turns(Generic[_T]):
         self.has_ended = seconds >= self.limit.left_s
         if is_last or (self.has_ended and not self._is_sure(self.rounds - 1, self.refused - 1)):
             raise RewardError(f"{what}: {tried.why}")
-        if not self.has_ended:
-            await pause(seconds)
+        self.pause_s = seconds
 
 
 _TELLING: Final = (Answered, HeldUp, Untold)
@@ -283,6 +303,7 @@ async def in_turn(
     tries: Known | None = None,
     at_once: int = 1,
     fewest: int = 1,
+    keeps_turn: bool = False,
 ) -> _T | None:
     """The answer to `very`, which was refused once, asked in turn with `known`.
 
@@ -291,12 +312,12 @@ async def in_turn(
     Fewer times, one at least, where it took long at first (`took_s`) or fells what it asks (`is_dear`), or where
     `within_s` seconds have no room for as many. `tries` are those of `known` that others count too. Each time both are
     asked so many times `at_once`, which has to make no difference to what they are asked. None is as sure as `fewest`
-    rounds, whatever the time.
+    rounds, whatever the time. Who `keeps_turn` waits in its turn for what comes back, and others for it.
 
     Raises:
         RewardError: nobody can tell.
     """
     each = _DEAR_KNOWN if most > 1 and (is_dear or took_s >= _SLOW_S) else 1
-    turns = _Turns(known, very, most, within_s, each, tries or Known(), at_once, fewest)
+    turns = _Turns(known, very, most, within_s, each, tries or Known(), at_once, fewest, keeps_turn)
     with running_under(turns.limit):
         return await turns.given()

@@ -14,6 +14,7 @@ from rlenv.errors import CassetteError, EpisodeError, RewardError, Whose
 from rlenv.messages import ToolCall, ToolResult
 from rlenv.rewards.asking_again import ROUNDS, Answered, Known, Refused, Untold, in_turn
 from rlenv.rewards.base import RewardContext
+from rlenv.secrets import host_of
 from rlenv.tools.base import FELLED, Tool, asked_again
 
 _T = TypeVar("_T")
@@ -24,6 +25,10 @@ _FIRST_SHARE: Final = 2 / 3
 _LEAST_S: Final = 1.0
 """What one call has beside twice its own time, however many there are: with less, nothing is found out of any."""
 _DEATHS: Final = (*FELLED, "server_died")
+_FALLEN: Final = "server_error"
+"""What a server that a call fells answers to all for a while, or a proxy before it, where it is not gone."""
+_LOOKS: Final = 8
+"""Known calls in a row that such a server has an answer to once it is back: one that fails by chance has not."""
 _LOST: Final = ("infrastructure", "unclear")
 _REFUSED: Final = "refused"
 _BY_CODE: Final[Mapping[str, Whose]] = {"infrastructure": "infrastructure", "unclear": "unclear", _REFUSED: "policy"}
@@ -157,7 +162,7 @@ async def known_call(tool: Tool, arguments: Mapping[str, Any], context: RewardCo
 
     token = asked_again.set(first.reason or first.outcome)
     try:
-        tries = Known(_known_tries(tool, first, context).alone)
+        tries = Known(_known_tries(tool, first, context, fells=first.reason in _DEATHS).alone)
         found = await in_turn(is_there, ask, within_s=SHARE * left_s(), tries=tries)
         return found or first
     except RewardError:
@@ -271,59 +276,105 @@ async def _settled(
     known = _known(tool, context) if known is None and tool is not None else known
     if tool is None or tool.mutates or known is None:
         raise _untried(lost, tool)
-    arguments, well = lost.arguments, failed
-    may_fell = is_doubtful = False
-    failures = set[str]()  # of the call, beside a known one that went well
-
-    async def ask_known() -> Answered[ToolResult] | Refused | Untold:
-        nonlocal well, is_doubtful
-        found = await context.call(tool.name, known)
-        if found.outcome == "ok":
-            well = found
-            return Answered(found)
-        is_doubtful = is_doubtful or found.reason not in _BY_ASKING
-        why = f"{found.reason or found.outcome}: {found.text:.200}"
-        is_there = found.reason == _REFUSED or (found.whose == "unclear" and found.reason != "late")
-        return Refused(why) if is_there else Untold(why, is_last=not is_lost(found))
-
-    async def ask_again() -> Answered[ToolResult] | Refused | Untold:
-        if arguments is None:
-            return Refused("it was not kept")
-        if arguments == known:
-            return Answered(well) if well.outcome == "ok" else Untold("it is what is known to work")
-        found = await context.call(tool.name, arguments)
-        if found.reason != _REFUSED and (not is_lost(found) or (found.reason in FELLED and not may_fell)):
-            return Answered(found)
-        why = f"{found.reason}: {found.text:.200}"
-        failures.update((found.reason,) if well.outcome == "ok" and found.whose != "infrastructure" else ())
-        return Untold(why) if found.whose == "infrastructure" else Refused(why)
-
-    async def asked(failed: ToolResult, limit: Countdown) -> ToolResult | RewardError | None:
-        nonlocal may_fell
-        token = asked_again.set(failed.reason or failed.outcome)
-        try:
-            # Of a call that was not kept, that the tool is well has to do.
-            most = ROUNDS if arguments is not None else 1
-            tries, took_s = _known_tries(tool, failed, context), _own_s(failed)
-            # One that hangs may hold up its server, which is then away for the known call too, as one that it fells.
-            may_fell = failed.reason == "late" or failed.reason in _DEATHS
-            found = await in_turn(
-                ask_known, ask_again, most=most, within_s=limit.left_s, took_s=took_s, is_dear=may_fell, tries=tries
-            )
-            # What failed otherwise at first, as it found the server away, may fell it all the same.
-            return found if found is None or not is_lost(found) else await asked(found, limit)
-        except RewardError as error:
-            # Refused beside a known one that went well, and then had no place: who asks so much would be masked by it.
-            told = None if _REFUSED in failures else TooFewRounds(str(error))
-            return error if is_doubtful or not failures else told
-        finally:
-            asked_again.reset(token)
-
-    ask = partial(asked, failed, share_of_time(1.0, most_s=within_s))
-    if isinstance(found := await _once(context, f"{tool.name} {arguments!r}", ask), RewardError):
+    asking = _Asking(tool, lost.arguments, known, context, failed)
+    ask = partial(asking.asked, failed, share_of_time(1.0, most_s=within_s))
+    if isinstance(found := await _once(context, f"{tool.name} {lost.arguments!r}", ask), RewardError):
         told = f"a call of '{lost.tool}' failed by no fault of the policy's ({failed.reason or failed.outcome})"
         raise type(found)(f"{told}, or nobody can tell: {found}") from found
     return replace(failed, whose="policy") if found is None else found
+
+
+@dataclass(slots=True)
+class _Asking:
+    """A lost call and one that is known to work, asked in turn, and what is seen of their server meanwhile."""
+
+    tool: Tool
+    arguments: Mapping[str, Any] | None
+    known: Mapping[str, Any]
+    context: RewardContext
+    well: ToolResult
+    """The latest answer to the known call, the failure of the lost one before there is one."""
+    is_well: bool = False
+    """True if the known call went well the last time."""
+    is_behind: bool = False
+    """True if that was right before the lost call failed again."""
+    has_fallen: bool = False
+    """True if the server then answered an error to the known call."""
+    fells: bool = False
+    """True if it was well all along once it was back: it fails by what the lost call does to it, and not by chance."""
+    may_fell: bool = False
+    """True where the lost call is asked as one that fells its server, or holds it up."""
+    is_doubtful: bool = False
+    """True if the known call failed by more than asking alone brings about."""
+    failures: set[str] = field(default_factory=set)
+    """Reasons for which the lost call failed beside a known one that went well."""
+
+    async def ask_known(self) -> Answered[ToolResult] | Refused | Untold:
+        tool, found = self.tool, await self.context.call(self.tool.name, self.known)
+        self.has_fallen = self.has_fallen or (self.is_behind and found.reason == _FALLEN)
+        # Those of others that fell it may leave it no time in which it is well.
+        self.fells = self.fells or (found.reason == _FALLEN and _line(tool, self.context).fellers > 0)
+        if self.has_fallen and not self.may_fell and found.outcome == "ok":
+            for _ in range(_LOOKS):
+                found = await self.context.call(tool.name, self.known)
+                if found.outcome != "ok":
+                    break
+            self.has_fallen, self.fells = False, found.outcome == "ok"
+        self.is_behind, self.is_well = False, found.outcome == "ok"
+        if self.is_well:
+            self.well = found
+            return Answered(found)
+        self.is_doubtful = self.is_doubtful or found.reason not in _BY_ASKING
+        why = f"{found.reason or found.outcome}: {found.text:.200}"
+        is_there = found.reason == _REFUSED or (found.whose == "unclear" and found.reason != "late")
+        is_away = self.may_fell and self.fells and found.reason == _FALLEN
+        return Refused(why) if is_there and not is_away else Untold(why, is_last=not is_lost(found))
+
+    async def ask_again(self) -> Answered[ToolResult] | Refused | Untold:
+        if self.arguments is None:
+            return Refused("it was not kept")
+        if self.arguments == self.known:
+            is_well = self.well.outcome == "ok"
+            return Answered(self.well) if is_well else Untold("it is what is known to work")
+        found = await self.context.call(self.tool.name, self.arguments)
+        self.is_behind = self.is_well
+        seems_to_fell = not self.may_fell and (found.reason in FELLED or self.fells)
+        if found.reason != _REFUSED and (not is_lost(found) or seems_to_fell):
+            return Answered(found)
+        why = f"{found.reason}: {found.text:.200}"
+        if self.well.outcome == "ok" and found.whose != "infrastructure":
+            self.failures.update((found.reason,))
+        return Untold(why) if found.whose == "infrastructure" else Refused(why)
+
+    async def asked(self, failed: ToolResult, limit: Countdown) -> ToolResult | RewardError | None:
+        """What the lost call gives; None where it fails by what it asks, an error where nobody can tell."""
+        token, feller = asked_again.set(failed.reason or failed.outcome), self.fells
+        line = _line(self.tool, self.context)
+        line.fellers += feller
+        try:
+            fells = failed.reason in _DEATHS or feller
+            # One that hangs may hold up its server, which is then away for the known call too, as one that it fells.
+            self.may_fell = fells or failed.reason == "late"
+            found = await in_turn(
+                self.ask_known,
+                self.ask_again,
+                # Of a call that was not kept, that the tool is well has to do.
+                most=ROUNDS if self.arguments is not None else 1,
+                within_s=limit.left_s,
+                took_s=_own_s(failed),
+                is_dear=self.may_fell,
+                tries=_known_tries(self.tool, failed, self.context, fells=fells),
+                keeps_turn=feller,
+            )
+            # What failed otherwise at first, as it found the server away, may fell it all the same.
+            return found if found is None or not is_lost(found) else await self.asked(found, limit)
+        except RewardError as error:
+            # Refused beside a known one that went well, and then had no place: who asks so much would be masked by it.
+            told = None if _REFUSED in self.failures else TooFewRounds(str(error))
+            return error if self.is_doubtful or not self.failures else told
+        finally:
+            line.fellers -= feller
+            asked_again.reset(token)
 
 
 def _untried(lost: Lost, tool: Tool | None) -> RewardError:
@@ -358,7 +409,7 @@ async def _once(context: RewardContext, call: str, ask: Callable[[], Awaitable[_
             del kept[key]
 
 
-def _known_tries(tool: Tool, failed: ToolResult, context: RewardContext) -> Known:
+def _known_tries(tool: Tool, failed: ToolResult, context: RewardContext, *, fells: bool) -> Known:
     """The tries of what is known to work, of all who wait for a shared server that one of their calls may have felled.
 
     Each of them needs them in such a number, and together they would take as many times as long.
@@ -369,9 +420,23 @@ def _known_tries(tool: Tool, failed: ToolResult, context: RewardContext) -> Know
         newest = context.shared().keep(("outages", tool.name, _REFUSED), list[Known])
         newest[:] = [one for one in newest if not one.failed] or [Known()]
         return newest[0]
-    if failed.reason in _DEATHS and (tool.reaches_out or tool.shares):
-        return context.shared().keep(("outages", tool.name), lambda: Known(asyncio.Lock()))
+    if fells and (tool.reaches_out or tool.shares):
+        return context.shared().keep(("outages", tool.name), lambda: Known(_line(tool, context).turn))
     return Known()
+
+
+@dataclass(slots=True)
+class _Line:
+    """Those who may fell one server, one after the other, whichever of its tools they call."""
+
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    fellers: int = 0
+    """How many of them seem to fell it each time, so that it answers errors to all for a while."""
+
+
+def _line(tool: Tool, context: RewardContext) -> _Line:
+    server = host_of(str(tool.options.get("url", ""))) or tool.entry
+    return context.shared().keep(("outages", "line", server), _Line)
 
 
 def _known(tool: Tool, context: RewardContext) -> Mapping[str, Any] | None:

@@ -471,21 +471,21 @@ def test_an_answer_counts_however_the_known_call_does() -> None:
     assert found.text == "did"
 
 
-@pytest.mark.parametrize("seconds", [0.003, 0.1, 0.3, 1.0])
-def test_a_rate_that_all_calls_share_is_nobodys_failure(seconds: float) -> None:
-    """One call in so many seconds is answered, and the others 429."""
-    free_at = 0.0
+@pytest.mark.parametrize("reason", ["rate_limited", "server_error"])
+@pytest.mark.parametrize(("places", "seconds"), [*((1, s) for s in (0.003, 0.1, 0.3, 1.0)), (5, 1), (20, 1), (21, 2)])
+def test_a_rate_that_all_calls_share_is_nobodys_failure(places: int, seconds: float, reason: str) -> None:
+    """So many calls are answered in so many seconds, and the others 429, or 503 as some servers say."""
+    until, left = 0.0, 0
 
     async def call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        nonlocal free_at
+        nonlocal until, left
         await passes(0.002)
         now = asyncio.get_running_loop().time()
-        if now < free_at:
-            return ToolResult(name, "too many", "failed", reason="rate_limited", whose="unclear")
-        free_at = now + seconds
-        return ToolResult(name, "did", "ok")
+        until, left = (until, left) if now < until else (now + seconds, places)
+        left -= 1
+        return failed if left < 0 else ToolResult(name, "did", "ok")
 
-    failed = ToolResult("tool", "too many", "failed", reason="rate_limited", whose="unclear")
+    failed = ToolResult("tool", "too many", "failed", reason=reason, whose="unclear")
 
     async def main() -> set[str]:
         told = set[str]()
@@ -521,6 +521,33 @@ def test_a_call_that_fells_what_others_fell_too_is_the_policys(share: float) -> 
         return [await settled(lost, TOOL, reward_context(call=call)) for _ in range(20)]
 
     assert {result.whose for result in run_skipping(main())} == {"policy"}
+
+
+@pytest.mark.parametrize("fellers", [1, 3])
+@pytest.mark.parametrize("away_s", [0.5, 2.0])
+def test_a_call_after_which_its_server_answers_errors_to_all_is_the_policys(away_s: float, fellers: int) -> None:
+    """So do a server that is starting, and a proxy in front of one; a call that found it so is nobody's failure."""
+    until, kept = 0.0, Scope()
+    failed = ToolResult("tool", "starting", "failed", reason="server_error", whose="unclear")
+
+    async def call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        nonlocal until
+        await passes(0.005)
+        now = asyncio.get_running_loop().time()
+        until = now + away_s if arguments["q"].startswith("fells") and now >= until else until
+        return failed if now < until else ToolResult(name, "did", "ok")
+
+    async def asked(q: str) -> str:
+        context = replace(reward_context(call=call), shared=lambda: kept)
+        with running_under(Countdown(60.0)):
+            return (await settled(Lost("tool", {"q": q}, failed), replace(TOOL, reaches_out=True), context)).outcome
+
+    async def main() -> list[str]:
+        with paused_for(1.0):
+            fallen = [asked(f"fells {n}") for n in range(fellers)]
+            return await asyncio.gather(*fallen, *(asked(f"harmless {n}") for n in range(3)))
+
+    assert run_skipping(main()) == ["failed"] * fellers + ["ok"] * 3
 
 
 def lost_call(q: str, reason: str = "server_error", whose: Any = "unclear") -> Lost:
