@@ -190,7 +190,10 @@ async def completed(lane: Lane, asked: Asked, ask: Callable[[], Awaitable[Comple
         EndpointError: the server refused or did not answer, now or when it was recorded.
         CassetteError: the tape has no answer, and nobody may be asked.
     """
-    again: Callable[[Slot, Answer], Completion] = lambda _, answer: _again(answer, model)  # noqa: E731
+
+    def again(slot: Slot, answer: Answer) -> Completion:
+        return _again(answer, model)
+
     return await through(lane, asked, ask, again=again, kept=lambda found: Answer("ok", plain(found)), failed=_failed)
 
 

@@ -290,6 +290,7 @@ class _Suspect(Generic[_T]):
                 well = min(well, self.asked) if self.is_counted else well
                 times, self.well = well - self.well, well
                 return Answered(None, times)
+            await pause(_LEAST_S / 2)  # a server that answers at once would be asked thousands of times
         if isinstance(tried, Refused | Barred):
             return tried
         return Refused("it fell by something else") if isinstance(tried, Answered) else Untold(tried.why)
