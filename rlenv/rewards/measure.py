@@ -288,7 +288,7 @@ def of_error(planned: Planned, error: Exception, begun: float) -> TermResult:
     """The result of a term that raised: what the package's own errors say, the author's with their class."""
     said = str(error) if isinstance(error, EpisodeError) else ""
     seconds = _clock() - begun
-    is_left = isinstance(error, UnfitGold) and error.is_left(planned.term.spec)
+    is_left = isinstance(error, UnfitGold) and error.is_left(planned.term.spec.model_dump(include={"expect"}))
     if is_left or isinstance(error, UnfitAnswer):
         return TermResult.valid(planned.name, value=0.0, weight=planned.weight, evidence=said, seconds=seconds)
     return TermResult.invalid(planned.name, error=said or failure_of(error), weight=planned.weight, seconds=seconds)

@@ -301,7 +301,7 @@ class _Asking:
     has_fallen: bool = False
     """True if the server then answered an error to the known call."""
     fells: bool = False
-    """True if it was well all along once it was back: it fails by what the lost call does to it, and not by chance."""
+    """True if it was well all along once it was back, or others fell it: it fails by what it is asked, not by chance."""
     may_fell: bool = False
     """True where the lost call is asked as one that fells its server, or holds it up."""
     is_doubtful: bool = False
@@ -312,7 +312,6 @@ class _Asking:
     async def ask_known(self) -> Answered[ToolResult] | Refused | Untold:
         tool, found = self.tool, await self.context.call(self.tool.name, self.known)
         self.has_fallen = self.has_fallen or (self.is_behind and found.reason == _FALLEN)
-        # Those of others that fell it may leave it no time in which it is well.
         self.fells = self.fells or (found.reason == _FALLEN and _line(tool, self.context).fellers > 0)
         if self.has_fallen and not self.may_fell and found.outcome == "ok":
             for _ in range(_LOOKS):
@@ -341,10 +340,9 @@ class _Asking:
         seems_to_fell = not self.may_fell and (found.reason in FELLED or self.fells)
         if found.reason != _REFUSED and (not is_lost(found) or seems_to_fell):
             return Answered(found)
-        why = f"{found.reason}: {found.text:.200}"
         if self.well.outcome == "ok" and found.whose != "infrastructure":
-            self.failures.update((found.reason,))
-        return Untold(why) if found.whose == "infrastructure" else Refused(why)
+            self.failures.add(found.reason)
+        return (Untold if found.whose == "infrastructure" else Refused)(f"{found.reason}: {found.text:.200}")
 
     async def asked(self, failed: ToolResult, limit: Countdown) -> ToolResult | RewardError | None:
         """What the lost call gives; None where it fails by what it asks, an error where nobody can tell."""
@@ -435,6 +433,8 @@ class _Line:
 
 
 def _line(tool: Tool, context: RewardContext) -> _Line:
+    if tool.kind == "mcp" and not tool.shares:  # a server of each episode's own
+        return _Line()
     server = host_of(str(tool.options.get("url", ""))) or tool.entry
     return context.shared().keep(("outages", "line", server), _Line)
 

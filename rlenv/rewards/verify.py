@@ -73,6 +73,8 @@ class _Verify:
     compare: comparators.Comparator
     reads_answer: bool
     cache: comparators.GoldCache
+    is_left: bool
+    """Whether the arguments of a gold call are read from what the policy may have left."""
     is_own: bool
     """Whether the comparator is a function of the author's, which may not be made for threads."""
 
@@ -161,6 +163,8 @@ class _Verify:
 
     async def _run(self, arguments: Mapping[str, Any], context: RewardContext) -> comparators.Side:
         result = await known_call(self.tool, arguments, context)
+        if self.is_left and result.reason == "refused" and may_be_lost(result, self.tools):
+            result = await settled(Lost(self.tool.name, arguments, result), self.tool, context)
         if result.outcome != "ok":
             error = UnfitGold if result.whose == "policy" else RewardError
             raise error(f"the gold call of '{self.tool.name}' ended as {result.outcome}: {result.text:.200}")
@@ -203,6 +207,7 @@ def _compile(name: str, spec: VerifySpec, context: TermCompileContext) -> Term:
         compare=comparators.compile_comparator(spec.compare, context),
         reads_answer=_reads_answer(spec.arguments),
         cache=comparators.GoldCache(),
+        is_left=is_call and UnfitGold.is_left(expect.model_dump()),
         is_own=isinstance(spec.compare, comparators.PythonComparatorSpec),
     )
     return Term(name=name, spec=spec, measure_async=verify.measure, where=where_answer if verify.reads_answer else None)
@@ -212,12 +217,13 @@ def _alternatives(expect: ExpectSpec) -> Callable[[RewardContext], Sequence[Any]
     if expect.any_of is None:
         return lambda context: (None,)
     fill = compile_for_context(expect.any_of, where="expect.any_of", names=frozenset(_NOT_GOLD[:-1]))
+    is_left = UnfitGold.is_left(expect.any_of)
 
     def alternatives(context: RewardContext) -> Sequence[Any]:
         found = fill(context)
         items = found if isinstance(found, (list, tuple)) else (found,)
         if not items:
-            raise UnfitGold("expect.any_of: the task gives an empty list")
+            raise (UnfitGold if is_left else RewardError)("expect.any_of: the task gives an empty list")
         return items
 
     return alternatives

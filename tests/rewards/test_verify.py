@@ -15,7 +15,7 @@ from rlenv.messages import ToolResult
 from rlenv.rewards.base import Measured, Term, TermCompileContext
 from rlenv.rewards.comparators import CompareSpec, GoldCache, Side, compile_comparator
 from rlenv.rewards.normalise import MAX_JSON
-from rlenv.rewards.rule import UnfitAnswer
+from rlenv.rewards.rule import UnfitAnswer, UnfitGold
 from rlenv.testing.rewards import compile_term, reward_context
 from rlenv.tools.base import Tool
 from tests.support.clock import run_skipping
@@ -117,6 +117,37 @@ def test_a_call_that_was_not_run_is_no_number(outcome: Any) -> None:
 def test_a_gold_call_that_fails_is_no_number(outcome: Any, mine: Any) -> None:
     with pytest.raises(RewardError, match=f"gold call of 'query' ended as {outcome}"):
         run(verify(), Calls({"mine": mine, "gold": ToolResult("query", "no", outcome)}))
+
+
+@pytest.mark.parametrize(
+    ("known", "gold", "told"),
+    [
+        ([[1]], "no such key", "ended as failed: no such key"),  # beside a known call that goes well
+        ("refused", "refused", "failed by no fault of the policy's"),
+    ],
+)
+def test_a_gold_call_of_what_is_left_is_the_policys_where_its_server_refuses_it_alone(
+    known: Any, gold: str, told: str
+) -> None:
+    def refused(said: Any) -> Any:
+        return ToolResult("query", said, "failed", reason="refused", whose="policy") if isinstance(said, str) else said
+
+    tool = replace(QUERY, kind="http", idempotent=True, depends_on="arguments", example={"sql": "known"})
+    left = {"arguments": {"sql": "{{ resources.desk.key }}"}}
+    calls = Calls({"mine": [[1]], "gold": refused(gold), "known": refused(known)})
+    resources = {"desk": {"key": "gold"}}
+    with pytest.raises(RewardError, match=told) as raised:
+        run(verify(tool, expect=left), calls, resources=resources)
+    assert isinstance(raised.value, UnfitGold) == (gold != known)
+
+
+@pytest.mark.parametrize(("listed", "error"), [("task.gold", RewardError), ("resources.desk.keys", UnfitGold)])
+def test_an_empty_list_of_alternatives_is_whose_template_gives_it(listed: str, error: type[RewardError]) -> None:
+    arguments = {"sql": "{{ item ~ resources.desk.key }}"}
+    term = verify(expect={"any_of": "{{ " + listed + " }}", "arguments": arguments})
+    with pytest.raises(RewardError, match="gives an empty list") as raised:
+        run(term, Calls({"mine": [[1]]}), gold=[], resources={"desk": {"key": "", "keys": []}})
+    assert type(raised.value) is error
 
 
 @pytest.mark.parametrize("lost", ["mine", "gold"])
