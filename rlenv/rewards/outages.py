@@ -301,7 +301,7 @@ class _Asking:
     has_fallen: bool = False
     """True if the server then answered an error to the known call."""
     fells: bool = False
-    """True if it was well all along once it was back, or others fell it: it fails by what it is asked, not by chance."""
+    """True if it was well all along once it was back, or others fell it: it fails by what it is asked, not by luck."""
     may_fell: bool = False
     """True where the lost call is asked as one that fells its server, or holds it up."""
     is_doubtful: bool = False
