@@ -234,10 +234,13 @@ def _read(asked: PendingCalls, called: Mapping[str, Tool]) -> tuple[dict[int, To
     left = _MAX_AT_ONCE
     for number, (name, args, kwargs) in asked.calls.items():
         try:
-            arguments = _arguments(called[name], args, kwargs)
-            if (chars := size(arguments, _MAX_ARGUMENTS)) > _MAX_ARGUMENTS:
-                raise ValueError(f"{name} takes at most {_MAX_ARGUMENTS} characters of arguments")
-            if (left := left - chars) < 0:
+            if left >= 0:  # the rest is not looked at: one that is refused has been measured, too
+                arguments = _arguments(called[name], args, kwargs)
+                chars = size(arguments, _MAX_ARGUMENTS)
+                left -= min(chars, _MAX_ARGUMENTS)
+                if chars > _MAX_ARGUMENTS:
+                    raise ValueError(f"{name} takes at most {_MAX_ARGUMENTS} characters of arguments")
+            if left < 0:
                 raise ValueError(f"calls at once take at most {_MAX_AT_ONCE} characters of arguments")
             # What a call of the policy's own could hold: a tool that meets another key or type would be at fault.
             calls[number] = ToolCall(name, json.loads(json.dumps(arguments, allow_nan=False)))

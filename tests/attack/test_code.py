@@ -25,6 +25,8 @@ from rlenv.language.kinds import CompileContext
 from rlenv.language.spec import CallsSpec
 from rlenv.messages import ToolCall, ToolResult
 from rlenv.testing.tools import call, fake_tool, kept
+from rlenv.tools._monty import _read
+from rlenv.tools._monty_cell import PendingCalls
 from rlenv.tools._sandbox import _Sandbox
 from rlenv.tools._seccomp import OWN_PID, system_call_filter
 from rlenv.tools.base import Tool
@@ -618,6 +620,24 @@ def test_reading_large_calls_that_code_makes_at_once_is_bounded_and_holds_no_loo
     assert made_by(made.format("[[]] * 150_000", 12), {"look": look}).outcome == "ok"
     assert time.thread_time() - loop_s < (time.process_time() - all_s) / 2
     assert "at most 16000000 characters" in made_by(made.format("'a' * 900_000", 40), {"look": look}).text
+
+
+def test_what_code_gives_beyond_what_calls_at_once_take_is_not_looked_at() -> None:
+    """Whether its calls are taken or each is too large itself."""
+    look = fake_tool("look", lambda arguments: "", parameters=ANYTHING)
+
+    class Given(dict[str, Any]):
+        measured = 0
+
+        def items(self) -> Any:
+            Given.measured += 1
+            return super().items()
+
+    for chars in (900_000, 1_100_000):
+        Given.measured, given = 0, Given(a="a" * chars)
+        made = PendingCalls({number: ("look", (given,), {}) for number in range(100)})
+        calls, refused = _read(made, {"look": look})
+        assert (len(calls) + len(refused), Given.measured <= 40) == (100, True)
 
 
 def test_a_session_that_grows_too_large_is_as_it_was_before() -> None:
