@@ -35,7 +35,10 @@ _SINGLE = re.compile(r"\s*\{\{(?!\{)((?:(?!\{\{|\}\}).)*)\}\}\s*", re.DOTALL)
 _OF_TEMPLATES: tuple[str, ...] = (__file__, "<", last_box.__code__.co_filename)
 _OF_TEMPLATES += tuple(os.path.dirname(str(one.__file__)) for one in (jinja2, markupsafe))
 _OF_PYTHON = os.path.dirname(os.__file__)  # what filters and methods of plain values call
-_OF_FILES = {getattr(errno, name) for name in "ENOENT EISDIR ENOTDIR ELOOP EACCES EPERM ENAMETOOLONG ENXIO".split()}
+# What no file that is left or named fails by: the machine's own, and what a socket does. All else a file can.
+_OF_MACHINES = "ENOSPC EDQUOT EMFILE ENFILE ENOMEM ESTALE EROFS EBADF ENOTCONN ENOBUFS ENETDOWN ENETRESET ENETUNREACH "
+_OF_MACHINES += "EHOSTDOWN EHOSTUNREACH EADDRINUSE EADDRNOTAVAIL"
+_NO_FILE = {None, *(getattr(errno, name, None) for name in _OF_MACHINES.split())}
 _MAX_PRODUCT = 10_000_000
 _MAX_POWER_BITS = 100_000
 _OTHER_FILES: tuple[type[nodes.Stmt], ...] = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
@@ -92,9 +95,13 @@ class TemplateError(RlenvError):
 
     @property
     def is_unfit(self) -> bool:
-        """True where what it reads does not fit it; False where code behind that failed, such as a property's."""
+        """True where what it reads does not fit it; False where code behind that failed, such as a property's.
+
+        A value too large for the memory does not fit: a file, a width or a length that was left or given makes it so.
+        """
         cause = self.__cause__
-        has_failed = isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno not in _OF_FILES)
+        is_asked = isinstance(cause, (ConnectionError, TimeoutError)) or type(cause).__module__ != "builtins"
+        has_failed = isinstance(cause, OSError) and (is_asked or cause.errno in _NO_FILE)
         paths = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(getattr(cause, "__traceback__", None))]
         others = [path for path in paths if not path.startswith(_OF_TEMPLATES)]
         return not has_failed and all(path.startswith(_OF_PYTHON) and "-packages" not in path for path in others)
@@ -159,10 +166,11 @@ class Template:
                 depth += 1 if piece == _BEGIN else -1
                 continue
             if piece and depth == 0:
-                spans.append((at, at + len(piece)))
+                first = spans.pop()[0] if spans and spans[-1][1] == at else at  # those that meet are one
+                spans.append((first, at + len(piece)))
             plain.append(piece)
             at += len(piece)
-        return text, _joined(spans) if "".join(plain) == text else ()
+        return text, tuple(spans) if "".join(plain) == text else ()
 
     def text(self, **values: Any) -> str:
         """The rendered text.
@@ -196,17 +204,6 @@ _marking_environment = _environment.overlay(finalize=lambda value: f"{_BEGIN}{va
 def _marking(source: str) -> jinja2.Template:
     """The template that writes its values between marks."""
     return _marking_environment.from_string(source)
-
-
-def _joined(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Spans with those made one that follow each other at once."""
-    joined: list[tuple[int, int]] = []
-    for first, last in spans:
-        if joined and joined[-1][1] == first:
-            joined[-1] = (joined[-1][0], last)
-        else:
-            joined.append((first, last))
-    return tuple(joined)
 
 
 def _paths(tree: nodes.Template) -> frozenset[tuple[str, ...]]:

@@ -293,8 +293,7 @@ def compile_filling(
         try:
             return with_secrets(fill(args=args, task=task, resources=resources, vars=vars))
         except templates.TemplateError as error:
-            is_large = "args" in names and isinstance(error.__cause__, MemoryError)
-            if not (is_large or (error.is_unfit and names & {"args", "resources"})):
+            if not (error.is_unfit and names & {"args", "resources"}):
                 raise  # what earlier calls have left in resources is the policy's too
             raise ToolFailed("the request cannot be written with these arguments", reason="bad_arguments") from error
 

@@ -27,7 +27,10 @@ from tests.support.environments import Make
 TOOLS = '''
 import datetime
 import decimal
+import functools
+import socket
 import sys
+import urllib.request
 
 import numpy as np
 
@@ -56,6 +59,9 @@ class Desk:
     @property
     def away(self):
         raise ConnectionError("its server is away")
+
+    ask = functools.partial(urllib.request.urlopen, "http://127.0.0.1:9", timeout=1)
+    line = socket.socket()
 
     @property
     def lost(self):
@@ -256,7 +262,9 @@ def put(what: str, work) -> str:
     place = work.path / "points"
     ways = {"bytes": [lambda: place.write_bytes(b"\\xff")], "folder": [place.mkdir], "none": [],
             "circle": [lambda: place.symlink_to(place)], "three": [lambda: place.write_text("3")],
-            "file": [work.path.rmdir, lambda: work.path.write_text("")], "gone": [work.path.rmdir]}
+            "file": [work.path.rmdir, lambda: work.path.write_text("")], "gone": [work.path.rmdir],
+            "mem": [lambda: place.symlink_to("/proc/self/mem")], "wide": [lambda: place.write_text("9" * 15)],
+            "refs": [lambda: place.symlink_to("/proc/self/clear_refs")]}
     for one in ways[what]:
         one()
     return "put"
@@ -264,26 +272,29 @@ def put(what: str, work) -> str:
 
 
 def test_a_file_that_is_left_otherwise_than_a_template_reads_it_is_worth_nothing(make_environment: Make) -> None:
-    read = "(resources.work.path / 'points').read_text() | float"
+    read = "('%' ~ (resources.work.path / 'points').read_text() ~ 'd') | format(3) | float"
     rewards = {"points": {"kind": "rule", "rule": "value", "value": "{{ " + read + " }}"}}
     put = '\n  put: {kind: python, function: "tools.py:put", inject: [work], mutates: true}'
     text = SPEC.replace("resources: {", "resources: {work: {kind: tempdir}, ").replace("\ntools:", "\ntools:" + put)
     environment = make_environment(text, tools=TOOLS + FILES, rewards=rewards)
-    for what in ("none", "bytes", "folder", "circle", "file", "gone", "three"):
+    for what in ("none", "bytes", "folder", "circle", "file", "gone", "mem", "refs", "wide", "three"):
         found = play(environment, ToolCall("put", {"what": what}))
         is_well(found, what)
         assert found.reward.total == 3 * (what == "three"), what
 
 
-@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "points/x", "%999999999999d"])
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "points/x", "%(n)999999999999999d", "/proc/self/mem"])
 def test_a_name_or_a_form_that_a_call_gives_and_nothing_takes_is_the_policys(name: str, make_environment: Make) -> None:
-    read = "{{ ((resources.work.path / (args.name | format(1))).read_text()) }}"
+    read = "{{ ((resources.work.path / (args.name | format(n=1))).read_text()) }}"
     tool = {"kind": "command", "command": ["echo", "-n", "--", read], "parameters": {"name": "string"}}
-    called = {"kind": "rule", "rule": "tool_called", "tool": "tell"}
+    model = {"kind": "model", "endpoint": "other", "prompt": read, "parameters": tool["parameters"]}
+    more: dict[str, Any] = {"endpoints": {"other": {"base_url": "http://127.0.0.1:9/v1", "model": "m"}}}
+    more["rewards"] = {"called": {"kind": "rule", "rule": "tool_called", "tool": "tell"}}
     text = SPEC.replace("resources: {", "resources: {work: {kind: tempdir}, ")
-    environment = make_environment(text, tools=TOOLS, tools__tell=tool, rewards={"called": called})
-    found = play(environment, ToolCall("tell", {"name": name}))
-    assert (found.turns[0].results[0].whose, found.reward.total) == ("policy", 0)
+    for one in (tool, model):
+        environment = make_environment(text, tools=TOOLS, tools__tell=one, **more)
+        found = play(environment, ToolCall("tell", {"name": name}))
+        assert (found.turns[0].results[0].whose, found.reward.total) == ("policy", 0)
 
 
 @pytest.mark.parametrize(("read", "said"), [("result.vlaue.done", "did you mean 'value'"), ("result.zq", "it has: ")])
@@ -295,7 +306,8 @@ def test_a_part_that_no_result_has_is_a_fault_of_the_spec(read: str, said: str, 
 
 def test_code_behind_a_template_that_fails_is_no_number_and_no_end(make_environment: Make) -> None:
     """Its server is away, say; and what names no resource, or reads the row alone, is the author's."""
-    for read in ("resources.desk.away", "resources.desk.lost", "task.lost"):
+    of_desk = ("away", "lost", "ask()", "line.recv(1)")
+    for read in (*(f"resources.desk.{one}" for one in of_desk), "task.lost"):
         environment = make_environment(SPEC, tools=TOOLS, tools__leave__ends="{{ " + read + " }}")
         found = play(environment, ToolCall("leave", {"which": "fine"}))
         assert (found.reason, found.reward.total) == ("ends", None)

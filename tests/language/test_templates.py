@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -189,3 +191,19 @@ def test_the_authors_own_parts_of_a_text_are_known(source: str, authors: list[st
     text, spans = compile_template(source).written(x="<X>")
     assert text == compile_template(source).text(x="<X>")
     assert [text[start:end] for start, end in spans] == authors
+
+
+OF_FILES = "ENOENT EISDIR ENOTDIR ELOOP EACCES EPERM ENAMETOOLONG ENXIO EIO EINVAL ENODEV ESRCH EFBIG EOVERFLOW EBUSY"
+OF_MACHINES = "ENOSPC EDQUOT EMFILE ENFILE ENOMEM ESTALE EROFS EPIPE ECONNREFUSED ECONNRESET ETIMEDOUT EHOSTUNREACH"
+FAILURES = [OSError("without a number"), socket.gaierror(errno.ENOENT, "no such host"), TimeoutError("late")]
+FAILURES += [OSError(getattr(errno, name), "failed") for name in OF_MACHINES.split()]
+MISFITS = [MemoryError(), *(OSError(getattr(errno, name), "misfits") for name in OF_FILES.split())]
+
+
+@pytest.mark.parametrize("cause", [*FAILURES, *MISFITS], ids=repr)
+def test_what_a_file_can_fail_by_is_of_what_is_read_and_what_the_machine_or_a_server_fails_by_is_not(
+    cause: Exception,
+) -> None:
+    error = TemplateError("failed")
+    error.__cause__ = cause
+    assert error.is_unfit == (cause in MISFITS)
