@@ -129,6 +129,10 @@ def shared_length(one: str | list[int], other: str | list[int]) -> int:
     return low
 
 
+KeyPath = tuple[str | int, ...]
+"""The place of a value in a document: the keys and places that lead to it, the outermost first."""
+
+
 def parts_of(value: Any) -> Iterable[tuple[Any, Any]]:
     """The parts of a JSON-like value: a mapping's with their keys, a list's with their places, none of another."""
     if isinstance(value, Mapping):
@@ -136,7 +140,7 @@ def parts_of(value: Any) -> Iterable[tuple[Any, Any]]:
     return enumerate(value) if isinstance(value, (list, tuple)) else ()
 
 
-def strings_in(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], str]]:
+def strings_in(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
     """Every text under `value`, with its place."""
     if isinstance(value, str):
         yield path, value

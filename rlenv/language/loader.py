@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from rlenv._base.text import did_you_mean, nearest
+from rlenv._base.text import KeyPath, did_you_mean, nearest
 from rlenv.errors import Finding, SpecError, UsageError
 from rlenv.language import kinds as registry
 from rlenv.language import spec as specs
@@ -28,7 +28,6 @@ from rlenv.language.yamlwords import WORDS
 __all__ = ["LoadedSpec", "load_spec", "loaded_of", "type_document"]
 
 _Spec = TypeVar("_Spec", bound=specs.Spec)
-Path_ = tuple[str | int, ...]
 _BASES: dict[registry.Group, type[specs.Spec]] = {
     "tools": specs.ToolSpec,
     "resources": specs.ResourceSpec,
@@ -92,11 +91,11 @@ class _Reading:
         self.faults: list[Finding] = []
         self.cause: ValidationError | None = None
 
-    def fault(self, path: str | Path_, message: str, hint: str, **more: Any) -> None:
+    def fault(self, path: str | KeyPath, message: str, hint: str, **more: Any) -> None:
         """Adds a fault, as `SourceDocument.fault` makes it."""
         self.faults.append(self.document.fault(path, message, hint, **more))
 
-    def typed(self, model: type[_Spec], value: Any, path: Path_) -> _Spec | None:
+    def typed(self, model: type[_Spec], value: Any, path: KeyPath) -> _Spec | None:
         """The value at `path` as an instance of its class; None where it is none, and `faults` has the reasons."""
         try:
             return model.model_validate(value)
@@ -185,7 +184,7 @@ def _chat_template(reading: _Reading) -> str | ChatTemplateSpec | None:
     return reading.typed(ChatTemplateSpec, value, path)
 
 
-def _call_form(reading: _Reading, path: Path_) -> CallSpec:
+def _call_form(reading: _Reading, path: KeyPath) -> CallSpec:
     value = reading.get(path)
     if not isinstance(value, Mapping):
         message = f"found {found(value)}; expected a mapping that says how a call is written"
@@ -285,7 +284,7 @@ def _oracle(reading: _Reading, value: Any) -> Any:
     return value
 
 
-def _oracle_step(reading: _Reading, path: Path_) -> specs.Spec | None:
+def _oracle_step(reading: _Reading, path: KeyPath) -> specs.Spec | None:
     step = reading.get(path)
     if not isinstance(step, Mapping):
         reading.fault(path, f"found {found(step)}; expected a mapping with 'call' or 'say'", _STEP)
@@ -307,7 +306,7 @@ def _oracle_step(reading: _Reading, path: Path_) -> specs.Spec | None:
     return reading.typed(specs.OracleStep, step, path) if len(reading.faults) == before else None
 
 
-def _check_calls(reading: _Reading, path: Path_) -> None:
+def _check_calls(reading: _Reading, path: KeyPath) -> None:
     value = reading.get(path)
     if isinstance(value, list):
         for index in range(len(value)):

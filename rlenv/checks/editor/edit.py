@@ -17,11 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from rlenv._base.text import parts_of, strings_in
+from rlenv._base.text import KeyPath, parts_of, strings_in
 from rlenv.errors import SpecError, UsageError
 from rlenv.language.yamltree import Node, parse_text
-
-Path_ = tuple[str | int, ...]
 
 _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "tools": ("tool", "tools"),
@@ -38,13 +36,13 @@ _TEMPLATE: Final = re.compile(r"\{\{|\{%")
 class Reference:
     """A place that names an entry: a key, a whole text, or the only match of `pattern` in a text, the name itself."""
 
-    path: Path_
+    path: KeyPath
     node: Node
     is_key: bool = False
     pattern: re.Pattern[str] | None = None
 
 
-def dotted(path: Path_) -> str:
+def dotted(path: KeyPath) -> str:
     """A path as messages show it: `rewards.calls.tools.0`."""
     return ".".join(map(str, path))
 
@@ -69,11 +67,11 @@ def references(root: Node, *, group: str, name: str) -> Iterator[Reference]:
             yield Reference(path, node, pattern=in_template)
 
 
-def _names(group: str, path: Path_, last: str) -> bool:
+def _names(group: str, path: KeyPath, last: str) -> bool:
     return (last in _KEYS.get(group, ()) and len(path) > 1) or (path[-2:-1] == ("inject",) and group == "resources")
 
 
-def mentions(root: Node, *, name: str) -> Iterator[Path_]:
+def mentions(root: Node, *, name: str) -> Iterator[KeyPath]:
     """The texts outside of the data in which the name stands as a word: prompts, descriptions, other templates."""
     word = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)")
     for path, node in _places(root):
@@ -82,7 +80,7 @@ def mentions(root: Node, *, name: str) -> Iterator[Path_]:
             yield path
 
 
-def _places(node: Node, path: Path_ = ()) -> Iterator[tuple[Path_, Node]]:
+def _places(node: Node, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Node]]:
     if path:
         yield path, node
     for key, child in parts_of(node.value):

@@ -13,7 +13,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from rlenv._base.text import parts_of
+from rlenv._base.text import KeyPath, parts_of
 from rlenv.checks.editor import shape as known
 from rlenv.checks.editor.shape import Item
 from rlenv.checks.editor.tree import Cursor, CursorReadings, LineIndex, find_cursor, read_tree
@@ -115,8 +115,6 @@ def _doc(shape: known.Shape) -> str:
     return text
 
 
-Path_ = tuple[str | int, ...]
-
 _DEPTH = 3
 
 
@@ -167,7 +165,7 @@ def hover(text: str, line: int, column: int, *, path: str | os.PathLike[str]) ->
     return None
 
 
-def _nodes(node: Node, path: Path_) -> Iterator[tuple[Path_, Node, bool]]:
+def _nodes(node: Node, path: KeyPath) -> Iterator[tuple[KeyPath, Node, bool]]:
     """All keys and the scalars among the values, with their paths."""
     if not isinstance(node.value, (dict, list)):
         yield path, node, False
@@ -177,7 +175,7 @@ def _nodes(node: Node, path: Path_) -> Iterator[tuple[Path_, Node, bool]]:
         yield from _nodes(child, (*path, key))
 
 
-def _key(at: Path_, tree: Node, text: str, path: str | os.PathLike[str]) -> str:
+def _key(at: KeyPath, tree: Node, text: str, path: str | os.PathLike[str]) -> str:
     data = content(text, tree.plain(), path=path)
     name = str(at[-1])
     found = known.fields(known.shapes_at(data, at[:-1])).get(name)
@@ -188,7 +186,7 @@ def _key(at: Path_, tree: Node, text: str, path: str | os.PathLike[str]) -> str:
     return "\n\n".join(part for part in (said, shape.get("description")) if part)
 
 
-def _entry(at: Path_, data: Mapping[str, Any]) -> str:
+def _entry(at: KeyPath, data: Mapping[str, Any]) -> str:
     """A name that the author gave: the entry's kind and what that is."""
     section = data.get(str(at[0]))
     entry = section.get(str(at[1])) if isinstance(section, Mapping) and len(at) == 2 else None
@@ -200,7 +198,7 @@ def _entry(at: Path_, data: Mapping[str, Any]) -> str:
     return "\n\n".join(part for part in (f"**{at[1]}** · {kind}{f' {rule}' if rule else ''}", said) if part)
 
 
-def _value(at: Path_, value: Any) -> str:
+def _value(at: KeyPath, value: Any) -> str:
     group = known.kind_group(at)
     said = known.description_of(group, value) if group is not None and isinstance(value, str) else ""
     return f"**{value}**\n\n{said}" if said else ""

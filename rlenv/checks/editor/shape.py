@@ -20,6 +20,7 @@ from typing import Any
 import jsonschema_rs
 
 from rlenv._base.bounded import cut_end
+from rlenv._base.text import KeyPath
 from rlenv.checks.editor.tree import read_tree
 from rlenv.checks.sites import names_at
 from rlenv.dialects.built_in import ALIASES
@@ -282,8 +283,6 @@ def _of_whole(path: Path, at: str | None) -> dict[str, Any]:
         return {}
 
 
-Path_ = tuple[str | int, ...]
-
 _OPEN = re.compile(r"\{\{|\{%")
 _CLOSED = re.compile(r"\}\}|%\}")
 _DOTTED = re.compile(r"((?:[A-Za-z_]\w*\.)*)\Z")
@@ -305,7 +304,7 @@ class Item:
     kind: str = "name"
 
 
-def kind_group(path: Path_) -> registry.Group | None:
+def kind_group(path: KeyPath) -> registry.Group | None:
     """The group of kinds that the value at `path` names one of."""
     if len(path) == 3 and path[2] == "kind":
         return _GROUPS.get(str(path[0]))
@@ -341,12 +340,12 @@ class SpecNames:
             word = {"rewards": "term"}.get(group, group.removesuffix("s"))
             yield Item(str(name), f"{word} of kind {kind}" if kind else word, description_of(named, kind))
 
-    def keys(self, path: Path_) -> Iterator[Item]:
+    def keys(self, path: KeyPath) -> Iterator[Item]:
         """The names that can be keys of the mapping at `path`: the tools that a step of the oracle calls."""
         if len(path) in (3, 4) and path[0] == "oracle" and path[2] == "call":
             yield from self.entries("tools")
 
-    def values(self, path: Path_) -> Iterator[Item]:
+    def values(self, path: KeyPath) -> Iterator[Item]:
         """The names that can be the value at `path`."""
         last = next((part for part in reversed(path) if isinstance(part, str)), "")
         group = kind_group(path)
@@ -365,7 +364,7 @@ class SpecNames:
         elif path[0] != "dialect":
             yield from self._referred(path, last)
 
-    def _referred(self, path: Path_, last: str) -> Iterator[Item]:
+    def _referred(self, path: KeyPath, last: str) -> Iterator[Item]:
         if last in _REFERS:
             yield from self.entries(_REFERS[last])
         elif last == "inject":
@@ -377,7 +376,7 @@ class SpecNames:
         elif last == "report_by":
             yield from (Item(column, "column", _shown(value)) for column, value in self.row.items())
 
-    def expression(self, path: Path_, before: str) -> Iterator[Item]:
+    def expression(self, path: KeyPath, before: str) -> Iterator[Item]:
         """The names that fit behind `before` in the expression of a template at `path`."""
         found = _DOTTED.search(before)
         dotted = found.group(1) if found is not None else ""
@@ -396,7 +395,7 @@ class SpecNames:
             word = {"task": "column", "vars": "constant", "resources": "resource"}.get(last, "key")
             yield Item(str(key), word, _shown(item))
 
-    def _kind(self, path: Path_) -> str:
+    def _kind(self, path: KeyPath) -> str:
         section = self.data.get(str(path[0]))
         entry = section.get(str(path[1])) if isinstance(section, Mapping) and len(path) > 1 else None
         return str(entry.get("kind") or "") if isinstance(entry, Mapping) else ""

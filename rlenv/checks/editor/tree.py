@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from rlenv._base.text import parts_of
+from rlenv._base.text import KeyPath, parts_of
 from rlenv.errors import SpecError
 from rlenv.language.yamltree import YAML_BREAK, Node, parse_text
 
@@ -93,8 +93,6 @@ class EditorPlaces:
         return number - 1, to_utf16(self._own.line(number), own_column)
 
 
-Path_ = tuple[str | int, ...]
-
 _MARK: Final = "rlenvCursorHere"
 _WORD: Final = re.compile(r"[\w-]*", re.ASCII)
 _WORD_BEFORE: Final = re.compile(r"[\w-]*\Z", re.ASCII)
@@ -110,7 +108,7 @@ class Cursor:
     `before` is what stands before the cursor in that key or value, without the word that is being typed.
     """
 
-    path: Path_
+    path: KeyPath
     is_key: bool
     before: str = ""
 
@@ -237,7 +235,7 @@ def _sections(text: str) -> list[tuple[int, int]]:
     return list(zip(starts, [*starts[1:], len(text)], strict=False))
 
 
-def _marked(node: Node, path: Path_) -> Iterator[Cursor]:
+def _marked(node: Node, path: KeyPath) -> Iterator[Cursor]:
     if isinstance(node.value, str) and _MARK in node.value:
         yield Cursor(path, is_key=False, before=node.value.partition(_MARK)[0])
     for key, child in parts_of(node.value):
