@@ -82,7 +82,7 @@ def read_file(path: Path, *, most: int = MAX_SPEC_BYTES) -> bytes:
 
 
 def user_cache() -> Path:
-    """The folder of what can be made again, for this user."""
+    """The user's cache folder of rlenv: all in it can be made again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlenv"
 
 

@@ -269,7 +269,8 @@ class Client:
         Raises:
             EndpointError: the server refused, or did not answer within the retries.
         """
-        endpoint, timeout_s = self.endpoint, self.endpoint.timeout_s if timeout_s is None else timeout_s
+        endpoint = self.endpoint
+        timeout_s = endpoint.timeout_s if timeout_s is None else timeout_s
         data = json.dumps({key: value for key, value in body.items() if value is not None}).encode()
         decides = problem = _Problem("there was no time to ask the server")
         what = f"endpoint '{endpoint.name}'" if endpoint.name else "the endpoint"
@@ -294,9 +295,8 @@ class Client:
             if not problem.may_pass:
                 break
         told = f"{what} ({endpoint.model} at {path}): {decides.text}"
-        is_late = isinstance(decides.cause, TimeoutError)
-        facts = {"is_garbled": decides.is_garbled, "is_late": is_late, "is_cut": decides.is_cut}
-        raise EndpointError(told, status=decides.status, **facts) from decides.cause
+        facts = {"is_garbled": decides.is_garbled, "is_late": isinstance(decides.cause, TimeoutError)}
+        raise EndpointError(told, status=decides.status, is_cut=decides.is_cut, **facts) from decides.cause
 
     async def _paused(self, wait: float, problem: _Problem) -> None:
         """Waits before another try; an account counts what no request of its policy's brings about."""

@@ -393,11 +393,11 @@ class _Session:
         with entered(lane and lane.at("beside")):  # a replay does not ask these
             own = partial(self._asked, messages, 1, keeps_own=True, around=soon)
             given = await if_refused(asked, very, room, looks=1 + 2 * is_refused, took_s=took_s)
-            told: object = Barred("") if given is None and not is_now else None
-            while isinstance(told, Barred):
-                told = await tried(partial(room.ask, own))
-            if not isinstance(told, Refused | None):
-                raise RewardError("the server fails at others' words")
+            if given is None and not is_now:
+                while isinstance(told := await tried(partial(room.ask, own)), Barred):
+                    pass  # until there is room: whoever asks bounds it by the episode's time
+                if not isinstance(told, Refused):
+                    raise RewardError("the server fails at others' words")
         return given
 
     async def _asked(

@@ -110,6 +110,7 @@ class _Turns(Generic[_T]):
     at_once: int = 1
     fewest: int = 1
     keeps_turn: bool = False
+    """Whether it waits in its turn until what is asked is back, and others behind it."""
     looks: int = field(init=False)
     """`each`, or drawn about it once one failed: a server with 20 places a second would bar one alone each time."""
     limit: Countdown = field(init=False)
@@ -130,6 +131,7 @@ class _Turns(Generic[_T]):
     untold: int = 0
     """Tries in a row that told nothing."""
     pause_s: float = 0.0
+    """Before the next try."""
     has_ended: bool = False
     """True once there is no time to wait for another try."""
 
