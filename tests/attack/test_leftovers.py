@@ -60,7 +60,7 @@ class Desk:
     def away(self):
         raise ConnectionError("its server is away")
 
-    ask = functools.partial(urllib.request.urlopen, "http://127.0.0.1:9", timeout=1)
+    ask = staticmethod(functools.partial(urllib.request.urlopen, "http://127.0.0.1:9", timeout=1))
     line = socket.socket()
 
     @property
