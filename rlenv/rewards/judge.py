@@ -111,6 +111,11 @@ class _Judge:
     asker: Asker
     other: Template | None
 
+    @property
+    def costs(self) -> bool:
+        """True where a high score costs: nobody is to be spared that by what no judge can read."""
+        return self.spec.usual_weight < 0
+
     async def measure(self, context: RewardContext) -> Measured:
         answer = context.answer if context.answer is not None else _NO_ANSWER
         material: dict[str, Material] = {"answer": answer, "message": context.final_text}
@@ -176,8 +181,8 @@ class _Judge:
         asked, is_cached = await self.asker.ask(f"judge {index}", member, question)
         if isinstance(asked, Failed):
             return asked
-        lowest = JudgeVerdict(self.spec.scale[0], "the judge's server refuses what was written")
-        verdict = asked.verdict or lowest
+        worst = JudgeVerdict(self.spec.scale[self.costs], "the judge's server refuses what was written")
+        verdict = asked.verdict or worst
         usage = {} if is_cached or asked.usage is None else asked.usage.as_dict()
         details = {"score": verdict.score, "attempts": asked.attempts, "is_cached": is_cached, **usage}
         return panel.Given(verdict.score, verdict.reason, details)
@@ -185,7 +190,7 @@ class _Judge:
     async def _pair(
         self, index: int, member: Member, question: Question, *, place: str = "judge"
     ) -> panel.Given | Failed:
-        found = await panel.compare(self.asker, f"{place} {index}", member, question)
+        found = await panel.compare(self.asker, f"{place} {index}", member, question, costs=self.costs)
         return found if isinstance(found, Failed) else panel.Given(found.score, found.reason, found.as_details())
 
     def _combined(self, found: Sequence[panel.Given | Failed]) -> float:

@@ -77,10 +77,13 @@ def paired(question: Question, first: Material, second: Material, *, parties: tu
     return replace(question, material=dict(zip(NAMES, (first, second), strict=True)), parties=parties)
 
 
-async def compare(asker: Asker, place: str, member: Member, question: Question) -> Compared | Failed:
+async def compare(
+    asker: Asker, place: str, member: Member, question: Question, *, costs: bool = False
+) -> Compared | Failed:
     """One judge's verdict about the pair of `question`, asked in both orders at once.
 
-    Who writes what the judge's server refuses loses; where two policies both do, it is a tie.
+    Who writes what the judge's server refuses loses, or wins where a win `costs`; where two policies both do, it is a
+    tie.
     """
     first, second = (question.material[name] for name in NAMES)
     if first == second:
@@ -94,7 +97,7 @@ async def compare(asker: Asker, place: str, member: Member, question: Question) 
         return one
     if isinstance(two, Failed):
         return two
-    shares = (_share(one, orders[0]), 1 - _share(two, orders[1]))
+    shares = (_share(one, orders[0], costs), 1 - _share(two, orders[1], costs))
     made = [asked.usage for asked, is_known in ((one, one_known), (two, two_known)) if not is_known]
     told = [usage for usage in made if usage is not None]
     usage = sum(told, Usage()).as_dict() if made and len(told) == len(made) else {}
@@ -102,14 +105,14 @@ async def compare(asker: Asker, place: str, member: Member, question: Question) 
     return Compared(shares, verdict.reason, one.attempts + two.attempts, usage, is_cached=one_known and two_known)
 
 
-def _share(asked: JudgeReply, question: Question) -> float:
+def _share(asked: JudgeReply, question: Question, costs: bool) -> float:
     """The share of the win of the one that stands first."""
     if asked.verdict is not None:
         return asked.verdict.score
     blamed = frozenset[str]().union(*(question.parties[index] for index in asked.blamed))
     if len(blamed) == len(NAMES):
         return 0.5
-    return 0.0 if NAMES[0] in blamed else 1.0
+    return float((NAMES[0] in blamed) == costs)
 
 
 _CLOSE = 1e-9

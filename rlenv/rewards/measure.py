@@ -21,7 +21,7 @@ from rlenv.language.expressions import Expression, compile_expression, flaws
 from rlenv.language.functions import failure as failure_of
 from rlenv.language.spec import RewardSpec
 from rlenv.rewards.base import GroupContext, Measured, RewardContext, Term, checked
-from rlenv.rewards.rule import UnfitAnswer, UnfitGold
+from rlenv.rewards.rule import UnfitAnswer, UnfitGold, worst_of
 from rlenv.secrets import redact_within
 from rlenv.trajectory import Measurement, TermResult, Trajectory, Where, term_result
 
@@ -290,7 +290,10 @@ def of_error(planned: Planned, error: Exception, begun: float) -> TermResult:
     seconds = _clock() - begun
     is_left = isinstance(error, UnfitGold) and error.is_left(planned.term.spec.model_dump(include={"expect"}))
     if is_left or isinstance(error, UnfitAnswer):
-        return TermResult.valid(planned.name, value=0.0, weight=planned.weight, evidence=said, seconds=seconds)
+        if isinstance(error, UnfitAnswer):
+            error.tell(planned.name)
+        value = worst_of(planned.term.spec)
+        return TermResult.valid(planned.name, value=value, weight=planned.weight, evidence=said, seconds=seconds)
     return TermResult.invalid(planned.name, error=said or failure_of(error), weight=planned.weight, seconds=seconds)
 
 

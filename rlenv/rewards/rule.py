@@ -35,9 +35,21 @@ _COLUMN = re.compile(r"\{\{\s*task\.([A-Za-z_]\w*)\s*\}\}", re.ASCII)
 class UnfitAnswer(RewardError):
     """A template over what the policy wrote, or left in resources, cannot be filled from that; all else is there.
 
-    This is worth what a wrong answer is worth: a term that let it pass as something that could not be measured would
-    let the policy choose when it is masked.
+    This is worth what a wrong answer is worth, or costs: a term that let it pass as something that could not be
+    measured would let the policy choose when it is masked.
+
+    Attributes:
+        source: the template, where it reads resources.
     """
+
+    source = ""
+
+    def tell(self, term: str) -> None:
+        """Logs it, once a term: a word of the template may be misspelt."""
+        if self.source and (key := (term, self.source, "")) not in _logged:
+            _logged.add(key)
+            said = "the term '%s' counts as the worst that it can be where it cannot be read: %s (%s)"
+            _log.warning(said, term, self, self.source)
 
 
 class UnfitGold(RewardError):
@@ -47,6 +59,11 @@ class UnfitGold(RewardError):
     def is_left(gold: Any) -> bool:
         """True if a gold value, as it stands in the spec, is read from resources."""
         return any("resources" in template_of(text, key=key).names for key, text in texts_at("", gold))
+
+
+def worst_of(spec: RewardSpec) -> float:
+    """The value of what a policy makes unreadable: the least that the spec names, or the most where that costs."""
+    return (spec.clip or (0.0, 1.0))[spec.usual_weight < 0]
 
 
 def compile_for_context(value: Any, *, where: str, names: frozenset[str] = _NAMES) -> Callable[..., Any]:
@@ -89,11 +106,9 @@ def compile_for_context(value: Any, *, where: str, names: frozenset[str] = _NAME
             return fill(**values)
         except TemplateError as error:
             if error.is_unfit and (unfit := [one for one in over_policy if _fails_by_policy(one, values)]):
-                said, key = f"{where}: what the policy left does not fit: {error}", (where, unfit[0].source, "")
-                if "resources" in unfit[0].names and key not in _logged:
-                    _logged.add(key)  # once: a word of the template may be misspelt
-                    _log.warning("a term counts as 0 where it cannot be read: %s (%s)", said, unfit[0].source)
-                raise UnfitAnswer(said) from error
+                found = UnfitAnswer(f"{where}: what the policy left does not fit: {error}")
+                found.source = unfit[0].source if "resources" in unfit[0].names else ""
+                raise found from error
             raise RewardError(f"{where}: {error}") from error
 
     return filled
@@ -363,28 +378,31 @@ class ValueRuleSpec(RuleSpec):
     rule: Literal["value"]
     value: Text
     """A template such as `{{ resources.game.points }}` over `task`, `vars`, `resources`, `turn` (of the last,
-    from 0), `answer`, and `said`: all that the policy said, outside thinking and calls. Over these two it is 0 where it
-    gives no number, or one above 1e100, since the policy wrote what it reads."""
+    from 0), `answer`, and `said`: all that the policy said, outside thinking and calls. Over these two it is the
+    least where it gives no number, or one above 1e100, since the policy wrote what it reads."""
 
 
 def _value(name: str, spec: ValueRuleSpec, context: TermCompileContext) -> Term:
     names = _NAMES - {"item"} | {"turn", "said"}
     fill = compile_for_context(spec.value, where="value", names=names)
     of_the_policy = _OF_THE_POLICY & set(template_of(spec.value, key="value", names=names).names)
+    low, high = spec.range or (0.0, 1.0)
+    worst = low + worst_of(spec) * (high - low)
 
     def measure(context: RewardContext) -> Measured:
         if "answer" in of_the_policy and context.answer is None:
-            return NO_ANSWER
+            return Measured(worst, "no answer")
         try:
             found = fill(context)
         except UnfitAnswer as error:
-            return Measured(0.0, str(error))
+            error.tell(name)
+            return Measured(worst, str(error))
         found = found.item() if getattr(found, "shape", None) == () else found  # NumPy's numbers and truths
         if of_the_policy and found is not None and not _is_bounded(found):
             if of_the_policy == {"resources"} and (counted := _counted(found, context)) is not None:
                 return Measured(counted)
             said = repr(found[:80]) if isinstance(found, str) else f"a {type(found).__name__}"
-            return Measured(0.0, f"gave {said}, which is no number up to {_LARGEST:g}")
+            return Measured(worst, f"gave {said}, which is no number up to {_LARGEST:g}")
         return Measured(float(found) if isinstance(found, bool) else found)
 
     return Term(name=name, spec=spec, measure=measure)

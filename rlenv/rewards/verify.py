@@ -19,7 +19,7 @@ from rlenv.language.spec import Float, Int, RewardSpec, Spec, Text
 from rlenv.rewards import comparators
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.outages import Lost, known_call, may_be_lost, settled
-from rlenv.rewards.rule import UnfitAnswer, UnfitGold, compile_for_context, where_answer
+from rlenv.rewards.rule import UnfitGold, compile_for_context, where_answer
 from rlenv.tools.base import Tool
 
 # What is kept of each result in the trajectory, beside the evidence.
@@ -81,10 +81,7 @@ class _Verify:
     async def measure(self, context: RewardContext) -> Measured:
         if context.answer is None and self.reads_answer:
             return Measured(0.0, "no answer")
-        try:
-            arguments = self.arguments(context)
-        except UnfitAnswer as error:
-            return Measured(0.0, str(error), {"outcome": "unfit"})
+        arguments = self.arguments(context)
         gold = asyncio.ensure_future(self._golds(context))
         try:
             result = await context.call(self.tool.name, arguments)

@@ -198,6 +198,21 @@ def test_what_a_server_refuses_is_the_policys_where_the_judge_works_without_it(r
     assert isinstance(broken_one, RewardError)
 
 
+@pytest.mark.parametrize(("weight", "value"), [(-0.5, 1.0), (0.0, 0.0), (0.5, 0.0)])
+def test_what_a_server_refuses_costs_as_much_as_the_worst_that_it_takes(weight: float, value: float) -> None:
+    """How rude it is, say: nobody is to be spared that by what no judge answers to."""
+
+    def refusing_to(said: str) -> Server:
+        return Server([lambda body: refusing(400) if "vile" in str(body["messages"]) else said])
+
+    pairs = {"prompt": "Which is ruder?", "pairwise": {"with": "kind"}}
+    tie = json.dumps({"reasoning": "alike", "better": "tie"})
+    for said, keys in ((verdict(4), dict[str, Any]()), (tie, pairs)):
+        (found,) = judged(refusing_to(said), lambda scope: context(scope, "vile"), weight=weight, **keys)
+        assert isinstance(found, Measured)
+        assert found.value == value
+
+
 @pytest.mark.parametrize("status", [404, 429, 500, 503])
 def test_what_a_server_fails_at_is_the_policys_however_many_write_it_at_once(status: int) -> None:
     """As a batch does that has learned it: no breaker opens for them, nor for others."""

@@ -170,6 +170,53 @@ def test_a_number_that_cannot_be_read_of_what_is_left_is_worth_nothing(read: str
         is_well(play(environment, *calls), read)
 
 
+def test_what_cannot_be_read_earns_the_least_and_costs_the_most_that_a_term_names(make_environment: Make) -> None:
+    """Else whoever is in the minus had only to break what it is read from."""
+    rule = {"kind": "rule", "rule": "value", "value": "{{ 0 - resources.desk.left.done }}"}
+    gold = {"kind": "rule", "rule": "exact_match", "expect": "{{ resources.desk.left.done }}", "weight": -1}
+    answered = {"kind": "rule", "rule": "value", "value": "{{ 0 - (answer | float) }}", "range": [-9, 0]}
+    terms = {
+        "gain": (rule, 0),
+        "ranged": ({**rule, "range": [-9, 0]}, 0),
+        "clipped": ({**rule, "clip": [-2, 3]}, -2),
+        "both": ({**rule, "range": [-9, 0], "clip": [0.25, 0.5]}, 0.25),
+        "cost": ({**rule, "weight": -1}, 1),
+        "ranged cost": ({**rule, "weight": -1, "range": [0, 9]}, 1),
+        "clipped cost": ({**rule, "weight": -1, "clip": [-2, 3]}, 3),
+        "gold": (gold, 1),
+        "answer": (answered, 0),
+    }
+    rewards = {name.replace(" ", "_"): rule for name, (rule, _) in terms.items()}
+    environment = make_environment(SPEC, tools=TOOLS, rewards={"said": {"kind": "rule", "rule": "answered"}, **rewards})
+
+    async def main() -> Trajectory:
+        async with environment.start() as episode:
+            await episode.step(Message("assistant", "", (ToolCall("leave", {"which": "list"}),)))
+            return await episode.truncate("host")
+
+    found = asyncio.run(main())
+    values = {name: found.reward.terms[name.replace(" ", "_")].value for name in terms}
+    assert values == {name: value for name, (_, value) in terms.items()}
+
+
+def test_a_term_that_cannot_be_read_is_named_in_the_log_once(
+    make_environment: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    gold = {"kind": "rule", "rule": "exact_match", "expect": "{{ resources.desk.left.pionts }}"}
+    point = {"kind": "rule", "rule": "value", "value": "{{ resources.desk.left.pionts[-1] }}"}
+    verify = {"kind": "verify", "tool": "add", "arguments": {"expression": point["value"]}, "expect": {"value": 1}}
+    environment = make_environment(
+        SPEC,
+        tools=TOOLS,
+        tools__add={"kind": "calculator"},
+        rewards={"first_one": gold, "other_one": gold, "point": point, "run_one": verify},
+    )
+    for _ in range(2):
+        assert play(environment).reward.total == 0
+    told = re.findall(r"the term '(\w+)'", caplog.text)
+    assert sorted(told) == ["first_one", "other_one", "point", "run_one"]
+
+
 GOLDS: tuple[dict[str, Any], ...] = (
     *({"kind": "rule", "rule": rule} for rule in ("exact_match", "numeric_match", "f1", "math_equal", "json_match")),
     {"kind": "verify", "tool": "add", "arguments": {"expression": "{{ answer }}"}, "expect": {"value": "LEFT"}},

@@ -458,9 +458,10 @@ def test_a_tool_that_changes_state_is_not_asked_again() -> None:
     assert calls.asked == ["mine"]
 
 
-def test_an_answer_from_which_the_arguments_cannot_be_filled_is_zero() -> None:
+def test_an_answer_from_which_the_arguments_cannot_be_filled_is_unfit() -> None:
     term = verify(arguments={"sql": "{{ answer.split(',')[1] }}"})
-    assert run(term, Calls({"gold": [[1]]}), answer="no comma").value == 0.0
+    with pytest.raises(UnfitAnswer):
+        run(term, Calls({"gold": [[1]]}), answer="no comma")
     assert run(term, Calls({"gold": [[1]], "b": [[1]]}), answer="a,b").value == 1.0
 
 
