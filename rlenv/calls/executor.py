@@ -23,9 +23,9 @@ from rlenv._base.text import all_known
 from rlenv.calls.cache import forget_episode
 from rlenv.calls.guard import CallGuard, Notes, close_store
 from rlenv.calls.runner import Runner
-from rlenv.calls.taped import FailureLog, broken, ended, failed, late, not_run, refused
+from rlenv.calls.taped import FailureLog, broken, ended, failed, late, not_run, quick_result, refused, slow_result
 from rlenv.concurrency.deadline import CallSlots, Expired, begin
-from rlenv.concurrency.lanes import Lane, here
+from rlenv.concurrency.lanes import Lane, entered, here
 from rlenv.concurrency.scope import ended as all_ended
 from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import EpisodeError, ToolFailed
@@ -289,16 +289,26 @@ class Executor:
     async def _taped(
         self, lane: Lane, calls: Sequence[ToolCall | MalformedCall], context: ToolContext, first: int
     ) -> tuple[ToolResult, ...]:
-        """The same under a tape, which keeps what they give or gives it again."""
-        from rlenv.calls import taped  # only where there is a tape
+        """The same under a tape, which keeps what they give or gives it again.
 
-        found = taped.together(
-            lane, calls, context, first, inline=self._inline, at_once=self._at_once, waiting=self._waiting
-        )
-        tasks = [one for one in found if isinstance(one, asyncio.Task)]
-        if tasks:
+        Raises:
+            CassetteError: the tape has no answer to a quick one, before a slow one is begun.
+        """
+        found = list[tuple[Lane, Any]]()
+        for index, call in enumerate(calls, first):
+            own = lane.at(f"call {index}", is_live=isinstance(call, ToolCall) and lane.tape.lets_out(call.name))
+            with entered(own):
+                inline = self._inline(call) if isinstance(call, ToolCall) else None
+                found.append((own, quick_result(own, call, context, inline, self._at_once)))
+        results: list[Any] = []
+        for index, (own, made) in enumerate(found, first):
+            if not isinstance(made, ToolResult):
+                with entered(own):  # the task takes the lane that it is made in
+                    made = asyncio.ensure_future(slow_result(own, made, context, index, self._waiting))
+            results.append(made)
+        if tasks := [one for one in results if isinstance(one, asyncio.Task)]:
             await _all(tasks)
-        return tuple(one.result() if isinstance(one, asyncio.Task) else one for one in found)
+        return tuple(one.result() if isinstance(one, asyncio.Task) else one for one in results)
 
     def _inline(self, call: ToolCall) -> tuple[Tool, Mapping[str, Any]] | None:
         """The tool of a call that fits it and runs on the loop."""

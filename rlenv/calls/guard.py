@@ -18,6 +18,7 @@ from typing import Any, Literal
 import orjson
 
 from rlenv.calls.cache import CallCache, MemoryStore, Store
+from rlenv.calls.taped import tried
 from rlenv.concurrency.deadline import Breaker, Expired, Waited, bounded_by_itself, pause
 from rlenv.concurrency.lanes import here
 from rlenv.errors import EpisodeError, ToolFailed, whose_failure
@@ -325,8 +326,6 @@ class CallGuard:
         held_s = fault.seconds if fault is not None else 0.0
         # A call that hangs on purpose asks nothing.
         if self._faults is not None and held_s < inf and (lane := here()) is not None:
-            from rlenv.calls.taped import tried  # only where there is a tape
-
             run = partial(self._attempt, one.arguments, one.context, one.limit, held_s)
             return await tried(lane, self._tool, one.arguments, one.context, run)
         return await self._attempt(one.arguments, one.context, one.limit, held_s)

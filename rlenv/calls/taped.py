@@ -14,13 +14,13 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from hashlib import blake2b
 from typing import Any, Final, Literal
 
 from rlenv._base.bounded import adapter_of, bounded, cut_middle, encodable, plain, quick, size
 from rlenv.concurrency.deadline import Expired
-from rlenv.concurrency.lanes import Answer, Asked, Lane, Slot, entered, said_again, through
+from rlenv.concurrency.lanes import Event, Lane, said_again, through
 from rlenv.errors import CassetteError, EpisodeError, ToolFailed, whose_failure
 from rlenv.images import within_limits
 from rlenv.messages import Image, MalformedCall, ToolCall, ToolResult
@@ -43,116 +43,83 @@ def _is_local(tool: Tool) -> bool:
     return not (tool.reaches_out or tool.kind in _LEAVES)
 
 
-def _asked(lane: Lane, tool: Tool, arguments: Mapping[str, Any], context: ToolContext) -> Asked | None:
+def _asked(lane: Lane, tool: Tool, arguments: Mapping[str, Any], context: ToolContext) -> Event | None:
     """A call as the tape of a lane knows it; None where the tape is not asked about it."""
     return None if _is_local(tool) and not lane.tape.wants_local else asked_of(tool, arguments, context)
 
 
-def asked_of(tool: Tool, arguments: Mapping[str, Any], context: ToolContext) -> Asked | None:
+def asked_of(tool: Tool, arguments: Mapping[str, Any], context: ToolContext) -> Event | None:
     """A call as a tape knows it; None for tools whose own requests are on it.
 
-    Equal content may be answered alike where the tool depends on no more than the content holds.
+    Equal ones may be answered alike where the tool depends on no more than the request holds.
     """
     if tool.kind in _RUN_AGAIN:
         return None
     kept = tool.policy.cache.key if tool.policy is not None and tool.policy.cache is not None else None
     depends_on = kept or tool.depends_on
     schema = _schema(json.dumps(plain(tool.parameters), sort_keys=True))
-    content = {"kind": tool.kind, "tool": tool.name, "schema": schema, "arguments": plain(arguments)}
-    content["options"] = plain(tool.options)
+    request = {"kind": tool.kind, "tool": tool.name, "schema": schema, "arguments": plain(arguments)}
+    request["options"] = plain(tool.options)
     if depends_on == "task":
-        content["task"] = plain(context.task)
-    return Asked("tool", tool.name, content, is_shared=depends_on != "episode", is_local=_is_local(tool))
+        request["task"] = plain(context.task)
+    is_shared, is_local = depends_on != "episode", _is_local(tool)
+    return Event(kind="tool", name=tool.name, request=request, is_shared=is_shared, is_local=is_local)
 
 
-def together(
-    lane: Lane,
-    calls: Sequence[ToolCall | MalformedCall],
-    context: ToolContext,
-    first: int,
-    *,
-    inline: Callable[[ToolCall], tuple[Tool, Mapping[str, Any]] | None],
-    at_once: Callable[[ToolCall | MalformedCall, ToolContext], ToolResult | Made],
-    waiting: Callable[[Any, ToolContext, int], Awaitable[ToolResult]],
-) -> list[ToolResult | asyncio.Task[ToolResult]]:
-    """The results of calls that need no waiting, and tasks of the others, in order.
-
-    Args:
-        first: the place of the first of `calls` in its turn.
-        inline: the tool and the arguments of a call that runs on the loop, None for any other.
-
-    Raises:
-        CassetteError: the tape has no answer, before a task is begun.
-    """
-    found: list[tuple[Lane, ToolResult | Made]] = []
-    for index, call in enumerate(calls, first):
-        own = lane.at(f"call {index}")
-        if isinstance(call, ToolCall) and lane.tape.lets_out(call.name):
-            own = replace(own, is_live=True)
-        with entered(own):
-            found.append((own, _first(own, call, context, inline=inline, at_once=at_once)))
-    results: list[ToolResult | asyncio.Task[ToolResult]] = []
-    for index, (own, made) in enumerate(found, first):
-        if isinstance(made, ToolResult):
-            results.append(made)
-            continue
-        with entered(own):  # the task takes the lane that it is made in
-            results.append(asyncio.ensure_future(_taken_up(own, made, context, index, waiting)))
-    return results
-
-
-def _first(
+def quick_result(
     lane: Lane,
     call: ToolCall | MalformedCall,
     context: ToolContext,
-    *,
-    inline: Callable[[ToolCall], tuple[Tool, Mapping[str, Any]] | None],
-    at_once: Callable[[ToolCall | MalformedCall, ToolContext], ToolResult | Made],
+    inline: tuple[Tool, Mapping[str, Any]] | None,
+    run: Callable[[ToolCall | MalformedCall, ToolContext], ToolResult | Made],
 ) -> ToolResult | Made:
-    """The result of a call that gives one at once, or the task to wait for."""
-    quick = inline(call) if isinstance(call, ToolCall) else None
-    if quick is None or (asked := _asked(lane, *quick, context)) is None:
-        return at_once(call, context)
+    """The result of a call that gives one at once, or what has to be waited for.
+
+    Args:
+        inline: the tool and the arguments of a call that runs on the loop, None for any other.
+
+    Raises:
+        CassetteError: the tape has no answer.
+    """
+    if inline is None or (asked := _asked(lane, *inline, context)) is None:
+        return run(call, context)
     assert isinstance(call, ToolCall)
-    slot = lane.tape.look(lane, asked)
-    if slot.answer is not None:
-        return said_again(slot, slot.answer, _again(call, context))
+    event = lane.tape.look(lane, asked)
+    if event.outcome:
+        return said_again(event, _again(call, context))
     try:
-        result = at_once(call, context)
+        result = run(call, context)
     except EpisodeError as error:
-        if (ending := _failed(error)) is not None:
-            lane.tape.keep(slot, ending)
+        if (ending := _failed(event, error)) is not None:
+            lane.tape.keep(lane, ending)
         raise
-    lane.tape.keep(slot, _kept(result))
+    lane.tape.keep(lane, _kept(event, result))
     return result
 
 
-async def _taken_up(
+async def slow_result(
     lane: Lane,
     made: Made,
     context: ToolContext,
     index: int,
-    waiting: Callable[[Any, ToolContext, int], Awaitable[ToolResult]],
+    run: Callable[[Any, ToolContext, int], Awaitable[ToolResult]],
 ) -> ToolResult:
     """The result of a call that may take its time: from the tape, or from the tool."""
     tool, call = made[0].tool, made[1]
     asked = _asked(lane, tool, call.arguments, context)
     if asked is None or is_spoiled(tool):
-        return await waiting(made, context, index)
-
-    def make() -> Awaitable[ToolResult]:
-        return waiting(made, context, index)
-
+        return await run(made, context, index)
+    make = partial(run, made, context, index)
     return await through(lane, asked, make, again=_again(call, context), kept=_kept, failed=_failed)
 
 
-def _failed(error: BaseException) -> Answer | None:
+def _failed(event: Event, error: BaseException) -> Event | None:
     """The end of an episode as a tape keeps it; a miss, which is this run's own, is none of it."""
     if isinstance(error, asyncio.CancelledError):
-        return Answer("cancelled")
+        return event.ended("cancelled")
     if not isinstance(error, EpisodeError) or isinstance(error, CassetteError):
         return None
-    return Answer("failed", {"message": str(error), "reason": error.reason}, error.reason)
+    return event.ended("failed", {"message": str(error), "reason": error.reason}, error.reason)
 
 
 def is_spoiled(tool: Tool) -> bool:
@@ -174,36 +141,37 @@ async def tried(
     return output
 
 
-def _given(output: Any) -> Answer:
-    """The answer to record of a try. An output of another type is the tool's bug, which the caller finds, then and in a
+def _given(event: Event, output: Any) -> Event:
+    """A try with what it gave. An output of another type is the tool's bug, which the caller finds, then and in a
     replay.
     """
     text = output.text if type(output) is ToolOutput else None
     if type(text) is not str:
-        return Answer("failed", {"is_output": type(output) is ToolOutput}, "bug")
+        return event.ended("failed", {"is_output": type(output) is ToolOutput}, "bug")
     held = plain(output)
-    return Answer("ok", held) if held["value"] == output.value else Answer("refused", None, "its value is no JSON")
+    is_json = held["value"] == output.value
+    return event.ended("ok", held) if is_json else event.ended("refused", reason="its value is no JSON")
 
 
-def _raised(error: BaseException) -> Answer:
-    """The exception of a try. Of a bug it matters whether it is an Exception, since others are not tried again."""
-    if isinstance(error, EpisodeError) and (ending := _failed(error)) is not None:
+def _raised(event: Event, error: BaseException) -> Event:
+    """A try with what it raised. Of a bug it matters whether it is an Exception, since others are not tried again."""
+    if isinstance(error, EpisodeError) and (ending := _failed(event, error)) is not None:
         return ending
     if isinstance(error, ToolFailed):
         names = ("text", "reason", "retryable", "whose", "details")
-        return Answer("failed", {name: plain(getattr(error, name)) for name in names}, error.reason)
+        return event.ended("failed", {name: plain(getattr(error, name)) for name in names}, error.reason)
     if isinstance(error, Expired):
-        return Answer("failed", {"expired": error.reason}, error.reason)
+        return event.ended("failed", {"expired": error.reason}, error.reason)
     task = asyncio.current_task()
     if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-        return Answer("cancelled")
-    return Answer("failed", {"bug": type(error).__name__, "is_exception": isinstance(error, Exception)}, "bug")
+        return event.ended("cancelled")
+    return event.ended("failed", {"bug": type(error).__name__, "is_exception": isinstance(error, Exception)}, "bug")
 
 
-def _ending(slot: Slot, answer: Answer) -> Any:
+def _ending(event: Event) -> Any:
     """The return value of a try, which may be no output, or its exception."""
-    held = answer.response
-    if answer.outcome == "ok":
+    held = event.response
+    if event.outcome == "ok":
         return ToolOutput(held["text"], held["value"], tuple(Image(**one) for one in held["images"]), held["details"])
     if "expired" in held:
         return Expired(reason=held["expired"])
@@ -215,24 +183,24 @@ def _ending(slot: Slot, answer: Answer) -> Any:
     return EpisodeError(held["message"], reason=held["reason"]) if "message" in held else ToolFailed(**held)
 
 
-def _kept(result: Any) -> Answer:
-    """A result as a tape keeps it."""
+def _kept(event: Event, result: Any) -> Event:
+    """A call with its result."""
     assert isinstance(result, ToolResult)
     held = plain(result)
     if held["value"] != result.value:
-        return Answer("refused", None, f"the value of {result.name} is no JSON")
-    return Answer("ok" if result.outcome == "ok" else "failed", held, result.reason)
+        return event.ended("refused", reason=f"the value of {result.name} is no JSON")
+    return event.ended("ok" if result.outcome == "ok" else "failed", held, result.reason)
 
 
-def _again(call: ToolCall, context: ToolContext) -> Callable[[Slot, Answer], ToolResult]:
+def _again(call: ToolCall, context: ToolContext) -> Callable[[Event], ToolResult]:
     """Makes a recorded result that of `call`, or raises the EpisodeError that it ended in then."""
 
-    def again(slot: Slot, answer: Answer) -> ToolResult:
-        if "outcome" not in answer.response:
-            raise EpisodeError(answer.response["message"], reason=answer.response["reason"])
-        result: ToolResult = adapter_of(ToolResult).validate_python(answer.response)
-        began = time.monotonic() - slot.seconds
-        return replace(result, call_id=call.id, seconds=slot.seconds, waited=0.0, started=began - context.begun)
+    def again(event: Event) -> ToolResult:
+        if "outcome" not in event.response:
+            raise EpisodeError(event.response["message"], reason=event.response["reason"])
+        result: ToolResult = adapter_of(ToolResult).validate_python(event.response)
+        began = time.monotonic() - event.seconds
+        return replace(result, call_id=call.id, seconds=event.seconds, waited=0.0, started=began - context.begun)
 
     return again
 

@@ -17,130 +17,110 @@ from collections.abc import Awaitable, Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, Final, Generic, Literal, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from rlenv.errors import CassetteError
 
-__all__ = ["POLICY", "Answer", "Asked", "Heard", "Kept", "Lane", "Slot", "Tape", "check_going_out", "entered", "given"]
-__all__ += ["heard_again", "hearing", "here", "offline", "said_again", "through"]
+__all__ = ["POLICY", "Event", "Heard", "Kept", "Lane", "Tape", "check_going_out", "entered", "heard_again", "hearing"]
+__all__ += ["here", "offline", "said_again", "through"]
 
 _T = TypeVar("_T")
 _K = TypeVar("_K", bound=Hashable)
 POLICY: Final = "policy "
 """What the place of a policy's request begins with."""
-Outcome = Literal["ok", "failed", "refused", "cancelled"]
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request as a tape knows it.
+class Event(NamedTuple):
+    """A request and its answer, both JSON: as it is asked, as a tape answers it, and as a run keeps it.
 
-    `content` is what decides the answer, as JSON: no address, no header, no key, no id of a call, nothing that is drawn
-    anew for each request. `echo` is such a thing where the answer repeats it, as a judge does its nonce: a tape writes
-    the new one over the old. `is_shared` is true where equal content may be answered alike wherever it is asked;
-    `is_local` where nothing leaves the process.
+    Whoever asks says what is asked, the tape where and when that is, and whoever answers what came of it.
+
+    `request` is what decides the answer: no address, no header, no key, no id of a call, nothing that is drawn anew for
+    each request. `echo` is such a thing where the answer repeats it, as a judge does its nonce: a tape writes the new
+    one over the old. `is_shared` is true where equal requests may be answered alike wherever they are asked;
+    `is_local`, which no run keeps, where nothing leaves the process.
+
+    `content` is the digest of `request`, and `ordinal` counts the equal ones of a place, from 0. A run keeps `request`
+    for people: long texts in it are cut, and it is None where another episode had asked.
+
+    `outcome` is "" before there is an answer, then `ok` or `failed`, for which `response` holds the answer or the
+    failure that `reason` names; `refused`, which cannot be given again; or `cancelled`, whose end nobody waited for,
+    because a request beside it failed, or a limit of time had passed: a replay waits as long then.
+
+    `started` is in seconds since the epoch. `seconds` is how long it took; from a tape, how long `through` waits.
+    `lock` is what made the request.
     """
 
-    kind: str
-    name: str
-    content: Any
+    place: str = ""
+    ordinal: int = 0
+    content: str = ""
+    kind: str = ""
+    name: str = ""
+    request: Any = None
+    outcome: str = ""
+    reason: str = ""
+    response: Any = None
     echo: str = ""
     is_shared: bool = False
+    started: float = 0.0
+    seconds: float = 0.0
+    lock: str = ""
     is_local: bool = False
 
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The answer to a request: `response` is JSON of the answer, or of the failure that `reason` names.
-
-    `refused` is one that cannot be given again; `cancelled` one that nobody waited for to its end, because a request
-    beside it failed, or a limit of time had passed: `given` waits as long then. `seconds` is how long a recorded one
-    took.
-    """
-
-    outcome: Outcome
-    response: Any = None
-    reason: str = ""
-    seconds: float = 0.0
+    def ended(self, outcome: str, response: Any = None, reason: str = "") -> Event:
+        """The same with what came of it."""
+        return self._replace(outcome=outcome, response=response, reason=reason)
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """A request's place on a tape. `answer` is None where it has to be made, and `Tape.keep` is told what came of it.
-
-    `started` is on the clock of `time.time()`; `sleep` waits for the time of a recorded answer, None where it is given
-    at once.
-    """
-
-    lane: Lane
-    asked: Asked
-    content: str
-    ordinal: int
-    started: float
-    answer: Answer | None = None
-    sleep: Callable[[float], Awaitable[object]] | None = None
-
-    @property
-    def seconds(self) -> float:
-        """The seconds that `given` waits for the answer."""
-        return self.answer.seconds if self.answer is not None and self.sleep is not None else 0.0
-
-
-async def given(slot: Slot) -> Answer | None:
-    """The answer of a slot, which may be that there never was one."""
-    if slot.answer is not None and slot.answer.outcome == "cancelled":
-        await asyncio.get_running_loop().create_future()
-    if slot.sleep is not None and slot.seconds:
-        await slot.sleep(slot.seconds)
-    return slot.answer
-
-
-def said_again(slot: Slot, answer: Answer, again: Callable[[Slot, Answer], _T]) -> _T:
+def said_again(event: Event, again: Callable[[Event], _T]) -> _T:
     """The recorded answer as the caller had it, an exception included.
 
     Raises:
         CassetteError: it could not be kept, or is none of its kind; and whatever `again` raises.
     """
-    name, place = slot.asked.name, slot.lane.place
-    if answer.outcome == "refused":
-        raise CassetteError(f"{place}: the tape has no result of {name}: {answer.reason}")
+    if event.outcome == "refused":
+        raise CassetteError(f"{event.place}: the tape has no result of {event.name}: {event.reason}")
     try:
-        return again(slot, answer)
+        return again(event)
     except (KeyError, TypeError, ValueError) as error:
-        why = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise CassetteError(f"{place}: what the tape has of {name} is no answer of its kind: {why}") from error
+        what = f"{event.place}: what the tape has of {event.name} is no answer of its kind"
+        raise CassetteError(f"{what}: {type(error).__name__}: {error}".splitlines()[0]) from error
 
 
 async def through(
     lane: Lane,
-    asked: Asked,
+    asked: Event,
     make: Callable[[], Awaitable[_T]],
     *,
-    again: Callable[[Slot, Answer], _T],
-    kept: Callable[[_T], Answer],
-    failed: Callable[[BaseException], Answer | None],
+    again: Callable[[Event], _T],
+    kept: Callable[[Event, _T], Event],
+    failed: Callable[[Event, BaseException], Event | None],
 ) -> _T:
     """The answer to a request: from the tape, or made and then recorded. All requests that may be awaited go this way.
 
     Args:
         again: what a recorded answer is to whoever asked, or raises.
-        kept: what the tape keeps of what was given, and `failed` of what was raised, None for nothing.
+        kept: the event with what was given, and `failed` with what was raised, None where the tape keeps nothing.
 
     Raises:
         CassetteError: the tape has no answer and nobody may be asked, or has one that is none of its kind.
     """
-    slot = lane.tape.look(lane, asked)
-    if (answer := await given(slot)) is not None:
-        return said_again(slot, answer, again)
+    event = lane.tape.look(lane, asked)
+    if event.outcome:
+        if event.outcome == "cancelled":
+            await asyncio.get_running_loop().create_future()
+        if event.seconds and lane.tape.sleep is not None:
+            await lane.tape.sleep(event.seconds)
+        return said_again(event, again)
     try:
         found = await make()
     except (CassetteError, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
-        if (ending := failed(error)) is not None:
-            lane.tape.keep(slot, ending)
+        if (ending := failed(event, error)) is not None:
+            lane.tape.keep(lane, ending)
         raise
-    lane.tape.keep(slot, kept(found))
+    lane.tape.keep(lane, kept(event, found))
     return found
 
 
@@ -157,15 +137,20 @@ class Tape(Protocol):
         """True where what nothing leaves the process for is kept or answered too."""
         ...
 
-    def look(self, lane: Lane, asked: Asked) -> Slot:
-        """The next answer to a request, or that it has to be made.
+    @property
+    def sleep(self) -> Callable[[float], Awaitable[object]] | None:
+        """Waits for the time of a recorded answer; None where each is given at once, and its `seconds` are 0."""
+        ...
+
+    def look(self, lane: Lane, asked: Event) -> Event:
+        """The request at its place, with the next answer to it; without an outcome where it has to be made.
 
         Raises:
             CassetteError: the tape has none, and nothing may be asked.
         """
         ...
 
-    def keep(self, slot: Slot, answer: Answer) -> None:
+    def keep(self, lane: Lane, event: Event) -> None:
         """Takes what came of a request that had to be made."""
         ...
 

@@ -11,7 +11,7 @@ import importlib
 import json
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rlenv._base.strict_json import TooMuchJson, check_json
 from rlenv.concurrency.deadline import pause
-from rlenv.concurrency.lanes import Asked, check_going_out, here
+from rlenv.concurrency.lanes import Event, check_going_out
 from rlenv.concurrency.scope import Scope
 from rlenv.dialects.base import CHARS_PER_TOKEN
 from rlenv.endpoints import account
-from rlenv.endpoints.raw_text import RawText, within
+from rlenv.endpoints.raw_text import Around, RawText, asked_chat, completed, within
 from rlenv.errors import EndpointError, UsageError
 from rlenv.language.spec import EndpointSpec, SamplingSpec
 from rlenv.messages import Message
@@ -138,8 +138,8 @@ class Client:
         sampling: SamplingSpec | None = None,
         is_fitted: bool = False,
         deadline: float = float("inf"),
-        asked: Asked | None = None,
-        around: Callable[[Callable[..., Awaitable[account.Completion]]], Awaitable[account.Completion]] | None = None,
+        asked: Event | None = None,
+        around: Around | None = None,
     ) -> account.Completion:
         """The answer to a conversation.
 
@@ -166,15 +166,10 @@ class Client:
             answer = await post("/chat/completions", sent, deadline=deadline, **tries)
             return self.counted(account.read_chat, answer)
 
-        async def ask() -> account.Completion:
-            return await (request() if around is None else around(request))
+        def known_as() -> Event:
+            return asked if asked is not None else asked_chat(self.endpoint.name, body, messages, tools)
 
-        if (lane := here()) is None:
-            return await ask()
-        from rlenv.endpoints.raw_text import asked_chat, completed  # only where there is a tape
-
-        known_as = asked if asked is not None else asked_chat(self.endpoint.name, body, messages, tools)
-        return await completed(lane, known_as, ask, model=self.endpoint.model)
+        return await completed(request, around, known_as, model=self.endpoint.model)
 
     async def post(
         self, path: str, body: Mapping[str, Any], *, deadline: float = inf, tokens: int | None = None, **tries: Any

@@ -15,10 +15,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from rlenv._base.bounded import adapter_of, plain
-from rlenv.concurrency.lanes import Answer, Asked, Lane, Slot, here, through
+from rlenv.concurrency.lanes import Event, here, through
 from rlenv.endpoints.account import Completion, Usage, as_wire, asking, read_text
 from rlenv.errors import EndpointError
 from rlenv.language.spec import SamplingSpec
@@ -27,6 +28,7 @@ from rlenv.messages import Message
 if TYPE_CHECKING:
     from rlenv.endpoints import Client
 
+Around = Callable[[Callable[..., Awaitable[Completion]]], Awaitable[Completion]]
 _MOST_ENDS: Final = 4
 """How many stop texts the OpenAI API takes."""
 _OWN_FIELDS: Final = ("skip_special_tokens", "spaces_between_special_tokens", "add_special_tokens")
@@ -50,7 +52,7 @@ class RawText:
         ends: Sequence[str] = (),
         sampling: SamplingSpec | None = None,
         deadline: float = float("inf"),
-        around: Callable[[Callable[..., Awaitable[Completion]]], Awaitable[Completion]] | None = None,
+        around: Around | None = None,
     ) -> Completion:
         """The completion of `prompt`, with the control tokens that were sampled in it.
 
@@ -82,13 +84,8 @@ class RawText:
         async def request(**tries: Any) -> Completion:
             return await self._asked(body, tuple(stops), deadline, **tries)
 
-        async def ask() -> Completion:
-            return await (request() if around is None else around(request))
-
-        if (lane := here()) is None:
-            return await ask()
         endpoint = self._client.endpoint
-        return await completed(lane, asked_text(endpoint.name, body), ask, model=endpoint.model)
+        return await completed(request, around, partial(asked_text, endpoint.name, body), model=endpoint.model)
 
     async def _asked(
         self, body: Mapping[str, Any], stops: tuple[str, ...], deadline: float, **tries: Any
@@ -151,7 +148,7 @@ _DRAWN: Final = frozenset({"seed"})
 
 def asked_chat(
     endpoint: str, body: Mapping[str, Any], messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
-) -> Asked:
+) -> Event:
     """A conversation as a tape knows it. Servers draw the ids of calls; results stand in the order of theirs."""
     content = {
         "model": body["model"],
@@ -159,13 +156,13 @@ def asked_chat(
         "tools": plain(list(tools)),
         "sampling": sampling_of(body),
     }
-    return Asked("chat", endpoint, content)
+    return Event(kind="chat", name=endpoint, request=content)
 
 
-def asked_text(endpoint: str, body: Mapping[str, Any]) -> Asked:
+def asked_text(endpoint: str, body: Mapping[str, Any]) -> Event:
     """Raw text as a tape knows it."""
     content = {"model": body["model"], "prompt": body["prompt"], "sampling": sampling_of(body)}
-    return Asked("text", endpoint, content)
+    return Event(kind="text", name=endpoint, request=content)
 
 
 def sampling_of(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,38 +178,49 @@ def _without_ids(message: dict[str, Any]) -> dict[str, Any]:
     return message
 
 
-async def completed(lane: Lane, asked: Asked, ask: Callable[[], Awaitable[Completion]], *, model: str) -> Completion:
+async def completed(
+    request: Callable[..., Awaitable[Completion]], around: Around | None, asked: Callable[[], Event], *, model: str
+) -> Completion:
     """The answer to a request: from the tape, or from the server, and then kept.
 
     What the tape answers is counted as recorded, for `model`: one try, since a tape stands above retries.
+
+    Args:
+        around: makes the request, where it is not made as it is.
+        asked: what a tape knows it by.
 
     Raises:
         EndpointError: the server refused or did not answer, now or when it was recorded.
         CassetteError: the tape has no answer, and nobody may be asked.
     """
 
-    def again(slot: Slot, answer: Answer) -> Completion:
-        return _again(answer, model)
+    def ask() -> Awaitable[Completion]:
+        return request() if around is None else around(request)
 
-    return await through(lane, asked, ask, again=again, kept=lambda found: Answer("ok", plain(found)), failed=_failed)
+    def kept(event: Event, found: Completion) -> Event:
+        return event.ended("ok", plain(found))
+
+    if (lane := here()) is None:
+        return await ask()
+    return await through(lane, asked(), ask, again=partial(_again, model=model), kept=kept, failed=_failed)
 
 
-def _failed(error: BaseException) -> Answer | None:
+def _failed(event: Event, error: BaseException) -> Event | None:
     if isinstance(error, asyncio.CancelledError):
-        return Answer("cancelled")
+        return event.ended("cancelled")
     if isinstance(error, EndpointError):
-        return Answer("failed", {"message": str(error), **error.facts}, error.reason)
+        return event.ended("failed", {"message": str(error), **error.facts}, error.reason)
     # A bug, which whoever asked may have taken for a failure of its own.
-    return Answer("failed", {"bug": type(error).__name__}, "bug") if isinstance(error, Exception) else None
+    return event.ended("failed", {"bug": type(error).__name__}, "bug") if isinstance(error, Exception) else None
 
 
-def _again(answer: Answer, model: str) -> Completion:
-    held, whose = answer.response, asking()
-    if whose is not None and answer.outcome == "failed":
-        whose.tried(model, Usage(), failed=True, is_recorded=True)
-    if answer.outcome == "failed" and "bug" in held:
-        raise RuntimeError(f"{held['bug']}, when it was recorded")
-    if answer.outcome == "failed":
+def _again(event: Event, *, model: str) -> Completion:
+    held, whose = event.response, asking()
+    if event.outcome == "failed":
+        if whose is not None:
+            whose.tried(model, Usage(), failed=True, is_recorded=True)
+        if "bug" in held:
+            raise RuntimeError(f"{held['bug']}, when it was recorded")
         raise EndpointError(**held)
     found: Completion = replace(adapter_of(Completion).validate_python(held), is_recorded=True)
     if whose is not None:

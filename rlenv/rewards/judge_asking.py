@@ -19,11 +19,11 @@ import orjson
 
 from rlenv._base.bounded import cut_middle, plain
 from rlenv.concurrency.deadline import Countdown, pause, share_of_time
-from rlenv.concurrency.lanes import Asked as TapeKey
-from rlenv.concurrency.lanes import Kept, entered, here
+from rlenv.concurrency.lanes import Event, Kept, entered, here
 from rlenv.dialects.built_in import broken
 from rlenv.endpoints import REFUSED, Client, Endpoint
 from rlenv.endpoints.account import Completion, Usage, asking
+from rlenv.endpoints.raw_text import sampling_of
 from rlenv.errors import EndpointError, RewardError
 from rlenv.language.spec import BreakerSpec, SamplingSpec
 from rlenv.language.templates import Template, TemplateError
@@ -336,8 +336,6 @@ class _Asking:
         sampling = member.sampling.model_copy(update={"seed": by.seed + attempt, "extra": extra})
         asked = None
         if here() is not None:
-            from rlenv.endpoints.raw_text import sampling_of  # only where there is a tape
-
             # What is new in each request, the mark of the fence and the nonce, is no part of what a tape knows it by.
             known_by = {
                 "judge": member.digest,
@@ -347,7 +345,8 @@ class _Asking:
                 "limits": [limit, most_chars],
                 "sampling": sampling_of(client.body(member.sampling)),
             }
-            asked = TapeKey("judge", member.endpoint.name, known_by, echo=nonce, is_shared=True)
+            name = member.endpoint.name
+            asked = Event(kind="judge", name=name, request=known_by, echo=nonce, is_shared=True)
         return await client.chat(messages, sampling=sampling, asked=asked, around=around)
 
     @property

@@ -10,13 +10,13 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from itertools import islice
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from rlenv._base.bounded import cut_end
 from rlenv._base.text import shared_length
-from rlenv.concurrency.lanes import POLICY, Answer, Asked, Heard, Lane, Slot
+from rlenv.concurrency.lanes import POLICY, Event, Heard, Lane
 from rlenv.errors import CassetteError, UsageError
-from rlenv.runs.events import COMPARED, Event, Reel, as_given, content_of, dumped, parsed
+from rlenv.runs.events import COMPARED, Reel, as_given, content_of, dumped, parsed
 from rlenv.runs.locks.files import kept
 from rlenv.secrets import redact_value
 
@@ -37,6 +37,7 @@ class Recorder:
     """
 
     is_offline = False
+    sleep = None
 
     def __init__(self, *, wants_local: bool = False) -> None:
         self.wants_local, self.lock = wants_local, ""
@@ -63,50 +64,32 @@ class Recorder:
         return self._dumped(held, lock).decode() if held else ""
 
     def _dumped(self, events: Iterable[Event], lock: str | None) -> bytes:
-        return dumped(replace(one, lock=self.lock if lock is None else lock) for one in events)
+        return dumped(one._replace(lock=self.lock if lock is None else lock) for one in events)
 
-    def look(self, lane: Lane, asked: Asked) -> Slot:
-        """An empty place: whoever asks has to ask."""
-        content = _content(asked)
-        return Slot(lane, asked, content, _next(self._counts, lane, content), time.time())
+    def look(self, lane: Lane, asked: Event) -> Event:
+        """The request without an answer: whoever asks has to ask."""
+        return _placed(self._counts, lane, asked)
 
-    def keep(self, slot: Slot, answer: Answer) -> None:
+    def keep(self, lane: Lane, event: Event) -> None:
         """Takes an event of an episode.
 
         What the policy asks is left out by default: a replay takes its recorded actions, and each of its requests
         repeats the conversation so far.
         """
-        if not self.wants_local and slot.lane.place.startswith(POLICY):
-            return
-        asked, took = slot.asked, max(time.time() - slot.started, 0.0)
-        event = Event(
-            slot.lane.place,
-            slot.ordinal,
-            slot.content,
-            asked.kind,
-            asked.name,
-            _shown(asked.content),
-            answer.outcome,
-            answer.reason,
-            redact_value(answer.response),
-            asked.echo,
-            asked.is_shared,
-            slot.started,
-            took,
-        )
-        self._take(slot.lane, event)
+        if self.wants_local or not event.place.startswith(POLICY):
+            response, took = redact_value(event.response), max(time.time() - event.started, 0.0)
+            self._take(lane, event._replace(request=_shown(event.request), response=response, seconds=took))
 
     def _take(self, lane: Lane, event: Event) -> None:
         self._events.setdefault(lane.episode, []).append(event)
         for base, heard in lane.ears:
-            heard.append([lane.place[base:], dumped([replace(event, request=None)]).decode()])
+            heard.append([lane.place[base:], dumped([event._replace(request=None)]).decode()])
 
     def copied(self, lane: Lane, heard: Heard) -> None:
         """Takes what another lane had asked as events of this one too, without the request that people read."""
         for place, text in heard:
             own, (event,) = replace(lane, place=lane.place + place), parsed(text.encode(), "what a cache keeps")
-            ordinal = _next(self._counts, own, event.content)
-            self._take(own, replace(event, place=own.place, ordinal=ordinal, started=time.time(), seconds=0.0))
+            self._take(own, _placed(self._counts, own, event)._replace(seconds=0.0))
 
     def lets_out(self, tool: str) -> bool:
         """Nothing is held back."""
@@ -150,7 +133,7 @@ class Player:
         sleep: Callable[[float], Awaitable[object]] | None = None,
     ) -> None:
         self.missed_locks: dict[str, str] = {}
-        self._reel, self._sleep = reel, sleep
+        self._reel, self.sleep = reel, sleep
         self._by_content, self._live, self._all_tools = by_content, live, all_tools
         self._asks, self._recorder, self._copies = asks, recorder, copies
         self.wants_local = all_tools or (copies and recorder is not None and recorder.wants_local)
@@ -174,62 +157,58 @@ class Player:
         """The first request of an episode that the tape has no answer to, in words."""
         return self._missed.get(episode, "")
 
-    def look(self, lane: Lane, asked: Asked) -> Slot:
-        """The answer to a request; None in it where it has to be made.
+    def look(self, lane: Lane, asked: Event) -> Event:
+        """The request with its answer; without one where it has to be made.
 
         Raises:
             CassetteError: the tape has none; with the nearest request of the lane and the first difference from it.
         """
-        to_keep = self._recorder.look(lane, asked) if self._recorder is not None else None
-        content = to_keep.content if to_keep is not None else _content(asked)
-        ordinal = _next(self._counts, lane, content)
-        slot = to_keep or Slot(lane, asked, content, ordinal, time.time())
+        event = _placed(self._counts, lane, asked)
+        to_keep = event if self._recorder is None else self._recorder.look(lane, event)
         if lane.is_live or (asked.is_local and not self._all_tools):
-            return slot
+            return to_keep
         try:
-            event = self._found(lane, asked, content, ordinal)
-            if event is not None:
-                answer = _answer(event, asked)
+            if (found := self._found(lane, event)) is not None:
+                answered = to_keep.ended(found.outcome, _echoed(found, asked.echo), found.reason)
                 if self._recorder is not None and self._copies:
-                    self._recorder.keep(slot, answer)
-                return replace(slot, answer=answer, sleep=self._sleep)
+                    self._recorder.keep(lane, answered)
+                return answered._replace(seconds=found.seconds if self.sleep is not None else 0.0)
             if self._asks:
-                return slot
-            message = self._miss(lane, asked, content, ordinal)
+                return to_keep
+            message = self._miss(lane, event)
         except (UsageError, ValueError) as error:  # ValueError: of JSON
             message = f"{lane.place or 'compiling'}: the tape cannot be read: {error}"
         self._missed.setdefault(lane.episode, message)
         raise CassetteError(message)
 
-    def keep(self, slot: Slot, answer: Answer) -> None:
+    def keep(self, lane: Lane, event: Event) -> None:
         """Takes what was asked in spite of the tape."""
-        is_missing = not (slot.lane.is_live or slot.asked.is_local)
+        is_missing = not (lane.is_live or event.is_local)
         if self._recorder is not None and (self._copies or is_missing):
-            self._recorder.keep(slot, answer)
+            self._recorder.keep(lane, event)
 
     def copied(self, lane: Lane, heard: Heard) -> None:
         """Takes what was asked for another lane, where what the tape answers is kept as well."""
         if self._recorder is not None and self._copies:
             self._recorder.copied(lane, heard)
 
-    def _found(self, lane: Lane, asked: Asked, content: str, ordinal: int) -> Event | None:
+    def _found(self, lane: Lane, event: Event) -> Event | None:
         placed = self._reel.at(lane.episode, lane.place)
-        own = [one for one in placed if one.content == content]
-        if asked.kind == "list" and not own:  # a server that has moved
+        own = [one for one in placed if one.content == event.content]
+        if event.kind == "list" and not own:  # a server that has moved
             return placed[0] if placed else None
-        if same := next((one for one in own if one.ordinal == ordinal), None):
+        if same := next((one for one in own if one.ordinal == event.ordinal), None):
             return same
-        if asked.kind == "judge" and own:
+        if event.kind == "judge" and own:
             return None  # it was asked again less often than it is now
-        if not (asked.is_shared or (self._by_content and asked.kind != "tool")):
+        if not (event.is_shared or (self._by_content and event.kind != "tool")):
             return None
         # The next of equal requests is the next one of whoever made them then: a judge that is asked again.
-        # One that was cancelled has no answer: in its own lane that is replayed, elsewhere nobody would end the wait.
-        equal = [one for one in self._reel.contents.get(content, ()) if one.outcome != "cancelled"]
-        key = next((one for one in equal if one.ordinal == ordinal), equal[0] if equal else None)
+        equal = self._reel.contents.get(event.content, ())
+        key = next((one for one in equal if one.ordinal == event.ordinal), equal[0] if equal else None)
         return None if key is None else self._reel.event(key)
 
-    def _miss(self, lane: Lane, asked: Asked, content: str, ordinal: int) -> str:
+    def _miss(self, lane: Lane, asked: Event) -> str:
         """The message for a missing entry, with the nearest event and the first difference."""
         what = f"{lane.place or 'compiling'}: the tape has no answer to this request of {asked.kind} '{asked.name}'"
         near = self._near(lane, asked)
@@ -237,14 +216,14 @@ class Player:
             whose = "of this episode" if lane.episode else "of servers"
             where = "of this kind" if self._by_content else whose
             return f"{what}: nothing {where} was recorded"
-        if equal := sum(one.content == content for one in near):
+        if equal := sum(one.content == asked.content for one in near):
             if asked.kind == "tool" and not asked.is_shared and (self._by_content or near[0].place != lane.place):
                 return (
                     f"{what} but from another place, and the tool counts as depending on the episode: "
                     f"if it depends on its arguments alone, add 'cache: {{key: arguments}}' to its entry"
                 )
-            return f"{what}: it was made {equal} times, and now {ordinal + 1}"
-        new = _shown(asked.content)
+            return f"{what}: it was made {equal} times, and now {asked.ordinal + 1}"
+        new = _shown(asked.request)
         compared = [(one, [*islice(_differences(one.request, new), _COUNTED)]) for one in near[:COMPARED]]
         nearest, told = min(compared, key=lambda pair: len(pair[1]))
         which = f"the nearest, request {nearest.ordinal} of {nearest.place}, differs"
@@ -254,7 +233,7 @@ class Player:
         path, old, now = told[0]
         return f"{what}; {which} at {path}: {_quoted(old, now)} before, {_quoted(now, old)} now"
 
-    def _near(self, lane: Lane, asked: Asked) -> Sequence[Event]:
+    def _near(self, lane: Lane, asked: Event) -> Sequence[Event]:
         """The events at the same place; where there are none, those of the same party."""
         if found := self._reel.at(lane.episode, lane.place):
             return found
@@ -264,24 +243,23 @@ class Player:
         return [*islice((one for one in own if (one.kind, one.name) == (asked.kind, asked.name)), COMPARED)]
 
 
-def _next(counts: dict[str, Counter[tuple[str, str]]], lane: Lane, content: str) -> int:
-    """The number of equal requests of the lane before this one."""
+def _placed(counts: dict[str, Counter[tuple[str, str]]], lane: Lane, asked: Event) -> Event:
+    """A request where its lane is and now, with the number of equal ones of the lane before it.
+
+    Its content is known without secrets, so that a replay needs none.
+    """
+    content = asked.content or content_of(asked.kind, redact_value(asked.request))
     mine = counts.setdefault(lane.episode, Counter())
     ordinal = mine[lane.place, content]
     mine[lane.place, content] += 1
-    return ordinal
+    return asked._replace(place=lane.place, content=content, ordinal=ordinal, started=time.time())
 
 
-def _answer(event: Event, asked: Asked) -> Answer:
-    response, outcome = event.response, cast(Any, event.outcome)
-    if asked.echo and event.echo:
-        response = json.loads(as_given(response).replace(event.echo, asked.echo))
-    return Answer(outcome, response, event.reason, event.seconds)
-
-
-def _content(asked: Asked) -> str:
-    """The content by which a request is known: without secrets, so that a replay needs none."""
-    return content_of(asked.kind, redact_value(asked.content))
+def _echoed(event: Event, echo: str) -> Any:
+    """The recorded answer, with what is drawn anew in the place of what it repeats."""
+    if not (echo and event.echo):
+        return event.response
+    return json.loads(as_given(event.response).replace(event.echo, echo))
 
 
 def _shown(content: Any) -> Any:

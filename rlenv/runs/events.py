@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from pathlib import Path
@@ -18,12 +17,13 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from rlenv._base.bounded import plain
+from rlenv.concurrency.lanes import Event
 from rlenv.errors import UsageError
 from rlenv.runs.folder import is_run, open_run
 from rlenv.runs.journal import loads
 from rlenv.runs.reader import RunReader
 
-__all__ = ["COMPARED", "Event", "Key", "Reel", "as_given", "canonical", "content_of", "dumped", "is_recorded", "parsed"]
+__all__ = ["COMPARED", "Key", "Reel", "as_given", "canonical", "content_of", "dumped", "is_recorded", "parsed"]
 
 _HELD: Final = 256
 """Episodes whose events stay read: more than are played at once."""
@@ -31,41 +31,17 @@ COMPARED: Final = 256
 """Requests that are looked at to find the one that is nearest to another."""
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """A request of an episode and its answer, both JSON; `request` is for people: long texts in it are cut.
-
-    `ordinal` counts the equal requests of one place, from 0. `started` is in seconds since the epoch; `lock` is what
-    made the request.
-    """
-
-    place: str = ""
-    ordinal: int = 0
-    content: str = ""
-    kind: str = ""
-    name: str = ""
-    request: Any = None
-    outcome: str = "ok"
-    reason: str = ""
-    response: Any = None
-    echo: str = ""
-    is_shared: bool = False
-    started: float = 0.0
-    seconds: float = 0.0
-    lock: str = ""
-
-
 class Key(NamedTuple):
     """The key of an event in a run: the id of its episode and its place among the events of that."""
 
     started: float
     ordinal: int
-    outcome: str
     episode: str
     at: int
 
 
-_DEFAULTS: Final[Mapping[str, Any]] = {one.name: one.default for one in fields(Event)}
+_DEFAULTS: Final = {name: value for name, value in Event(outcome="ok")._asdict().items() if name != "is_local"}
+"""What a body leaves out of an event, by its keys."""
 
 
 def canonical(value: Any) -> str:
@@ -120,7 +96,7 @@ def _event(held: Any, where: str) -> Event:
         kind, found = type(_DEFAULTS[name]), type(value)
         if _DEFAULTS[name] is not None and found is not kind and not (kind is float and found is int):
             raise UsageError(f"{where}: {name} is {found.__name__}, not {kind.__name__}")
-    return Event(**held)
+    return Event(**{**_DEFAULTS, **held})
 
 
 def is_recorded(run: str | Path) -> bool:
@@ -179,7 +155,7 @@ class Reel:
 
     @property
     def contents(self) -> Mapping[str, Sequence[Key]]:
-        """The keys of all episodes' events, by the content of the request."""
+        """The keys of all episodes' events that have an answer, by the content of the request."""
         return self._index[0]
 
     def alike(self, kind: str, name: str) -> Sequence[Event]:
@@ -193,8 +169,9 @@ class Reel:
         named: dict[tuple[str, str], list[Key]] = {}
         for id in self.ids:
             for at, one in enumerate(self._read(id)):
-                key = Key(one.started, one.ordinal, one.outcome, id, at)
-                contents.setdefault(one.content, []).append(key)
+                key = Key(one.started, one.ordinal, id, at)
+                if one.outcome != "cancelled":  # its own lane is replayed; elsewhere nobody would end the wait
+                    contents.setdefault(one.content, []).append(key)
                 if len(alike := named.setdefault((one.kind, one.name), [])) < COMPARED:
                     alike.append(key)
         for keys in contents.values():

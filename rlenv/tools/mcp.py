@@ -20,7 +20,7 @@ from pydantic import Field
 
 from rlenv._base.schemas import without_unreadable_patterns
 from rlenv._base.text import did_you_mean
-from rlenv.concurrency.lanes import Answer, Asked, here
+from rlenv.concurrency.lanes import Event, here
 from rlenv.errors import EpisodeError, MissingExtra, ResourceError, ToolFailed, UsageError
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.requirements import Requirement, program
@@ -195,12 +195,13 @@ def _listing(server: McpServer, pin: Path | None) -> Listing:
     if (lane := here()) is None or (is_pinned and lane.tape.is_offline):
         return found()
     content = {"tools": server.name, "server": server.digest}  # another entry may have its name
-    slot = lane.tape.look(lane.at(f"tools of {server.name}"), Asked("list", server.name, content))
-    if slot.answer is not None and not is_pinned:
-        return listing_of(slot.answer.response)
+    lane = lane.at(f"tools of {server.name}")
+    event = lane.tape.look(lane, Event(kind="list", name=server.name, request=content))
+    if event.outcome and not is_pinned:
+        return listing_of(event.response)
     listing = found()
-    if slot.answer is None:
-        lane.tape.keep(slot, Answer("ok", listing.as_dict()))
+    if not event.outcome:
+        lane.tape.keep(lane, event.ended("ok", listing.as_dict()))
     return listing
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from rlenv.calls.executor import Executor
 from rlenv.calls.taped import asked_of
-from rlenv.concurrency.lanes import Answer, Lane, entered
+from rlenv.concurrency.lanes import Lane, entered
 from rlenv.errors import CassetteError, EpisodeError, ResourceError, ToolFailed
 from rlenv.language.spec import CallsSpec, FaultsSpec
 from rlenv.messages import Image, ToolCall
@@ -161,7 +161,8 @@ def test_an_answer_of_another_kind_than_its_request_is_told(policy: CallPolicy |
     assert asked is not None
     recorder = Recorder()
     lane = recorder.lane()
-    recorder.keep(recorder.look(lane.at("turn 0 call 0"), asked), Answer("ok", {"something": "else"}))
+    call = lane.at("turn 0 call 0")
+    recorder.keep(call, recorder.look(call, asked).ended("ok", {"something": "else"}))
     is_miss, _, said = ended(player_of(recorder, lane).lane("run-0"), [tool])
     assert is_miss
     assert said.startswith("turn 0 call 0: what the tape has of ask is no answer of its kind: ")

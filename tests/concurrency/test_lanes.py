@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from rlenv.concurrency.lanes import (
-    Answer,
-    Asked,
+    Event,
     Heard,
     Lane,
-    Slot,
     check_going_out,
     entered,
-    given,
     heard_again,
     hearing,
     here,
     offline,
-    said_again,
     through,
 )
 from rlenv.errors import CassetteError, EpisodeError
@@ -33,11 +30,12 @@ class Deaf:
 
     is_offline: bool = True
     wants_local: bool = True
+    sleep: Callable[[float], Awaitable[object]] | None = None
 
-    def look(self, lane: Lane, asked: Asked) -> Slot:
+    def look(self, lane: Lane, asked: Event) -> Event:
         raise CassetteError("nothing")
 
-    def keep(self, slot: Slot, answer: Answer) -> None:
+    def keep(self, lane: Lane, event: Event) -> None:
         raise AssertionError
 
     def copied(self, lane: Lane, heard: Heard) -> None:
@@ -87,38 +85,48 @@ def test_nothing_leaves_the_process_but_what_its_lane_lets_out() -> None:
     check_going_out("a server")
 
 
-ASKED = Asked("tool", "search", {"q": 1})
+ASKED = Event(kind="tool", name="search", request={"q": 1})
 
 
-def slot(answer: Answer | None, sleep: Any = None) -> Slot:
-    return Slot(Lane(Deaf(), "e", "turn 0"), ASKED, "", 0, 0.0, answer, sleep)
+@dataclass
+class Answering(Deaf):
+    """A tape that has one answer."""
+
+    answer: Event = ASKED
+
+    def look(self, lane: Lane, asked: Event) -> Event:
+        return self.answer._replace(place=lane.place)
+
+
+async def given(tape: Answering, again: Callable[[Event], Any] = lambda event: event.response) -> Any:
+    """The answer of a tape to a request that may not be made."""
+
+    async def make() -> None:
+        raise AssertionError
+
+    lane = Lane(tape, "e", "turn 0")
+    return await through(lane, ASKED, make, again=again, kept=lambda event, _: event, failed=lambda *_: None)
 
 
 @pytest.mark.parametrize(
-    ("answer", "is_timed", "waits"),
-    [
-        (None, True, []),
-        (Answer("ok", seconds=2.5), True, [2.5]),
-        (Answer("ok", seconds=2.5), False, []),
-        (Answer("ok", seconds=0.0), True, []),
-    ],
+    ("seconds", "is_timed", "waits"), [(2.5, True, [2.5]), (2.5, False, []), (0.0, True, []), (0.0, False, [])]
 )
 def test_an_answer_is_given_after_its_time_where_times_are_kept(
-    answer: Answer | None, is_timed: bool, waits: list[float]
+    seconds: float, is_timed: bool, waits: list[float]
 ) -> None:
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:
         slept.append(seconds)
 
-    found = slot(answer, sleep if is_timed else None)
-    assert asyncio.run(given(found)) is answer
-    assert (slept, found.seconds) == (waits, sum(waits))
+    answer = ASKED.ended("ok", "said")._replace(seconds=seconds)
+    assert asyncio.run(given(Answering(sleep=sleep if is_timed else None, answer=answer))) == "said"
+    assert slept == waits
 
 
 def test_an_answer_that_nobody_waited_for_never_comes() -> None:
     async def main() -> None:
-        waiting = asyncio.ensure_future(given(slot(Answer("cancelled"))))
+        waiting = asyncio.ensure_future(given(Answering(answer=ASKED.ended("cancelled"))))
         for _ in range(5):
             await asyncio.sleep(0)
         assert not waiting.done()
@@ -128,24 +136,24 @@ def test_an_answer_that_nobody_waited_for_never_comes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "raised", "expected"),
+    ("outcome", "reason", "raised", "expected"),
     [
-        (Answer("refused", None, "its value is no JSON"), None, "turn 0: the tape has no result of search: its value"),
-        (Answer("ok"), KeyError("x"), "turn 0: what the tape has of search is no answer of its kind: KeyError"),
-        (Answer("ok"), TypeError("x"), "TypeError: x"),
-        (Answer("ok"), ValueError("x\ny"), r"ValueError: x$"),
-        (Answer("failed"), EpisodeError("as it was"), "as it was"),
+        ("refused", "its value is no JSON", None, "turn 0: the tape has no result of search: its value is no JSON"),
+        ("ok", "", KeyError("x"), "turn 0: what the tape has of search is no answer of its kind: KeyError: 'x'"),
+        ("ok", "", TypeError("x"), "TypeError: x"),
+        ("ok", "", ValueError("x\ny"), r"ValueError: x$"),
+        ("failed", "", EpisodeError("as it was"), "as it was"),
     ],
 )
 def test_an_answer_that_is_none_of_its_kind_is_told_by_its_place(
-    answer: Answer, raised: Exception | None, expected: str
+    outcome: str, reason: str, raised: Exception | None, expected: str
 ) -> None:
-    def again(_slot: Slot, _answer: Answer) -> str:
+    def again(event: Event) -> str:
         assert raised is not None
         raise raised
 
     with pytest.raises(EpisodeError, match=expected) as told:
-        said_again(slot(answer), answer, again)
+        asyncio.run(given(Answering(answer=ASKED.ended(outcome, reason=reason)), again))
     assert isinstance(told.value, CassetteError) is not isinstance(raised, EpisodeError)
 
 
@@ -155,11 +163,11 @@ class Keeping(Deaf):
 
     kept: list[Any] = field(default_factory=list)
 
-    def look(self, lane: Lane, asked: Asked) -> Slot:
-        return slot(None)
+    def look(self, lane: Lane, asked: Event) -> Event:
+        return asked
 
-    def keep(self, slot: Slot, answer: Answer) -> None:
-        self.kept.append(answer.outcome)
+    def keep(self, lane: Lane, event: Event) -> None:
+        self.kept.append(event.outcome)
 
     def copied(self, lane: Lane, heard: Heard) -> None:
         self.kept.append((lane.place, heard))
@@ -185,12 +193,14 @@ def test_what_came_of_a_request_is_kept_once_whether_it_gave_or_raised(
             raise raised
         return "answer"
 
-    def failed(error: BaseException) -> Answer | None:
-        return None if isinstance(error, LookupError) else Answer("failed")
+    def kept_of(event: Event, answer: str) -> Event:
+        return event.ended("ok", answer)
+
+    def failed(event: Event, error: BaseException) -> Event | None:
+        return None if isinstance(error, LookupError) else event.ended("failed")
 
     async def main() -> str:
-        lane = Lane(tape, "e")
-        return await through(lane, ASKED, make, again=lambda *_: "", kept=lambda _: Answer("ok"), failed=failed)
+        return await through(Lane(tape, "e"), ASKED, make, again=lambda _: "", kept=kept_of, failed=failed)
 
     if raised is None:
         assert asyncio.run(main()) == "answer"

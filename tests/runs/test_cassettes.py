@@ -19,13 +19,13 @@ import pytest
 from aiohttp import web
 
 from rlenv.cli.main import main
-from rlenv.concurrency.lanes import Lane, entered, offline
+from rlenv.concurrency.lanes import Event, Lane, entered, offline
 from rlenv.episodes.environment import load
 from rlenv.messages import Message, ToolCall
 from rlenv.runs import files
 from rlenv.runs.cassettes import Player, Recorder
 from rlenv.runs.evaluate import evaluate
-from rlenv.runs.events import Event, Reel, parsed
+from rlenv.runs.events import Reel, parsed
 from rlenv.runs.locks.lock import locks_of
 from rlenv.runs.recorded import recorded, with_ids
 from rlenv.runs.replay import Replayed, replay
@@ -409,7 +409,7 @@ STATION = '''
 import itertools
 from pathlib import Path
 
-from rlenv.concurrency.lanes import Answer, Asked, here, through
+from rlenv.concurrency.lanes import Event, here, through
 
 async def forecast(place: str) -> str:
     """Ask a weather station."""
@@ -420,9 +420,9 @@ async def forecast(place: str) -> str:
 
     if (lane := here()) is None:
         return await ask()
-    known_by = Asked("forecast", "station", {"place": place})
-    ways = {"again": lambda slot, answer: answer.response, "kept": lambda text: Answer("ok", text)}
-    return await through(lane, known_by, ask, **ways, failed=lambda error: None)
+    known_by = Event(kind="forecast", name="station", request={"place": place})
+    ways = {"again": lambda event: event.response, "kept": lambda event, text: event.ended("ok", text)}
+    return await through(lane, known_by, ask, **ways, failed=lambda event, error: None)
 '''
 
 

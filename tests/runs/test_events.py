@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rlenv.concurrency.lanes import Answer, Asked, Lane
+from rlenv.concurrency.lanes import Event, Lane
 from rlenv.errors import CassetteError, UsageError
 from rlenv.runs.cassettes import Player, Recorder
-from rlenv.runs.events import Event, Reel, canonical, content_of, dumped, is_recorded, parsed
+from rlenv.runs.events import Reel, canonical, content_of, dumped, is_recorded, parsed
 from rlenv.runs.files import Body
 from rlenv.runs.reader import RunReader
 from rlenv.runs.schema import Facts
@@ -20,14 +20,14 @@ from tests.support.kept import episode
 
 
 def ask(recorder: Recorder, lane: Lane, what: object, answer: object) -> None:
-    slot = recorder.look(lane, Asked("tool", "ask", what))
-    assert slot.answer is None
-    recorder.keep(slot, Answer("ok", answer))
+    event = recorder.look(lane, Event(kind="tool", name="ask", request=what))
+    assert not event.outcome
+    recorder.keep(lane, event.ended("ok", answer))
 
 
 def again(player: Player, lane: Lane, what: object, *, is_shared: bool = False, is_local: bool = False) -> object:
-    answer = player.look(lane, Asked("tool", "ask", what, is_shared=is_shared, is_local=is_local)).answer
-    return answer and answer.response
+    asked = Event(kind="tool", name="ask", request=what, is_shared=is_shared, is_local=is_local)
+    return player.look(lane, asked).response
 
 
 def test_equal_values_have_one_canonical_text_whatever_they_hold() -> None:
@@ -43,9 +43,10 @@ def player_of(recorder: Recorder, *lanes: Lane) -> Player:
 
 
 def test_events_are_written_as_they_are_read_without_what_is_at_its_default() -> None:
+    asked = Event("turn 0 call 0", kind="tool", request={"b": 1, "a": "é\ud800"})
     events = [
-        Event("turn 0 call 0", kind="tool", request={"b": 1, "a": "é\ud800"}, response=[None, 2**70, {"z": 0, "y": 1}]),
-        Event(started=1.5, is_shared=True, ordinal=3),
+        asked.ended("ok", [None, 2**70, {"z": 0, "y": 1}]),
+        Event(started=1.5, is_shared=True, ordinal=3, outcome="ok"),
     ]
     text = dumped(events)
     assert parsed(text, "here") == events
@@ -239,12 +240,12 @@ def test_a_miss_reads_its_own_episode_and_the_run_once_at_the_most(tmp_path: Pat
     player = Player(reel)
     for kind in ("tool", "chat"):
         with pytest.raises(CassetteError, match="no answer to this request"):
-            player.look(player.lane(ids[7]).at("elsewhere"), Asked(kind, "ask", "unknown"))
+            player.look(player.lane(ids[7]).at("elsewhere"), Event(kind=kind, name="ask", request="unknown"))
     assert reader.read == 1
     other = Player(reel, by_content=True)
     for number, kind in enumerate(("chat", "judge", "forecast") * 3):
         with pytest.raises(CassetteError, match="nothing of this kind was recorded"):
-            other.look(other.lane(), Asked(kind, "writer", number))
+            other.look(other.lane(), Event(kind=kind, name="writer", request=number))
     assert reader.read == 1 + len(ids)
     writer.close()
 
@@ -256,11 +257,10 @@ def test_a_server_has_its_own_listing_and_one_that_has_moved_that_of_its_name(co
     recorder = Recorder()
     lane = Lane(recorder, "").at("tools of lab")
     for server in ("1", "2"):
-        slot = recorder.look(lane, Asked("list", "lab", {"tools": "lab", "server": server}))
-        recorder.keep(slot, Answer("ok", server))
+        event = recorder.look(lane, Event(kind="list", name="lab", request={"tools": "lab", "server": server}))
+        recorder.keep(lane, event.ended("ok", server))
     player = Player(Reel(None, {"": parsed(recorder.rest().encode(), "run")}))
-    answer = player.look(Lane(player, "").at("tools of lab"), Asked("list", "lab", content)).answer
-    assert answer is not None
+    answer = player.look(Lane(player, "").at("tools of lab"), Event(kind="list", name="lab", request=content))
     assert answer.response == ("2" if content == {"tools": "lab", "server": "2"} else "1")
 
 
@@ -306,15 +306,14 @@ def test_what_does_not_leave_the_process_is_not_answered_unless_all_is(taped: Re
 def test_what_is_drawn_for_each_request_is_written_over_in_the_answer() -> None:
     recorder = Recorder()
     lane = recorder.lane()
-    slot = recorder.look(lane, Asked("judge", "w", 1, echo="aaaa"))
-    recorder.keep(slot, Answer("ok", {"text": "nonce aaaa"}))
+    asked = Event(kind="judge", name="w", request=1, echo="aaaa")
+    recorder.keep(lane, recorder.look(lane, asked).ended("ok", {"text": "nonce aaaa"}))
     player = player_of(recorder, lane)
-    answer = player.look(player.lane("run-0"), Asked("judge", "w", 1, echo="bbbb")).answer
-    assert answer is not None
+    answer = player.look(player.lane("run-0"), asked._replace(echo="bbbb"))
     assert (answer.outcome, answer.response) == ("ok", {"text": "nonce bbbb"})
 
 
-def miss(player: Player, lane: Lane, asked: Asked) -> str:
+def miss(player: Player, lane: Lane, asked: Event) -> str:
     with pytest.raises(CassetteError) as error:
         player.look(lane, asked)
     return str(error.value)
@@ -322,24 +321,25 @@ def miss(player: Player, lane: Lane, asked: Asked) -> str:
 
 def test_a_tool_that_is_known_in_another_episode_alone_is_told_how_it_is_shared(taped: Reel) -> None:
     player = Player(taped, by_content=True)
-    told = miss(player, player.lane().at("turn 0 call 0"), Asked("tool", "ask", {"q": "other"}))
+    told = miss(player, player.lane().at("turn 0 call 0"), Event(kind="tool", name="ask", request={"q": "other"}))
     assert told.endswith(
         "has no answer to this request of tool 'ask' but from another place, and the tool counts as depending on the "
         "episode: if it depends on its arguments alone, add 'cache: {key: arguments}' to its entry"
     )
 
 
-def recorded(*requests: Asked) -> tuple[Player, Lane]:
+def recorded(*requests: Event) -> tuple[Player, Lane]:
     recorder = Recorder()
     lane = recorder.lane()
     for index, asked in enumerate(requests):
-        recorder.keep(recorder.look(lane.at("turn 0 call 0"), asked), Answer("ok", f"answer {index}"))
+        call = lane.at("turn 0 call 0")
+        recorder.keep(call, recorder.look(call, asked).ended("ok", f"answer {index}"))
     player = player_of(recorder, lane)
     return player, player.lane("run-0").at("turn 0 call 0")
 
 
 def test_a_judge_that_is_asked_more_often_than_it_was_has_no_answer() -> None:
-    asked = Asked("judge", "critic", {"prompt": "say"}, is_shared=True)
+    asked = Event(kind="judge", name="critic", request={"prompt": "say"}, is_shared=True)
     player, lane = recorded(asked, asked)
-    assert [player.look(lane, asked).answer is not None for _ in range(2)] == [True, True]
+    assert [player.look(lane, asked).outcome for _ in range(2)] == ["ok", "ok"]
     assert miss(player, lane, asked).endswith("it was made 2 times, and now 3")

@@ -24,9 +24,10 @@ import pytest
 
 from rlenv._base.bounded import plain
 from rlenv.cli.main import main
+from rlenv.concurrency.lanes import Event
 from rlenv.errors import UsageError
 from rlenv.messages import Image
-from rlenv.runs.events import Event, Reel, dumped, parsed
+from rlenv.runs.events import Reel, dumped, parsed
 from rlenv.runs.figures.query import parse
 from rlenv.runs.figures.snapshot import Snapshot
 from rlenv.runs.files import Body
@@ -362,7 +363,9 @@ def test_an_image_and_a_long_text_are_kept_once_and_read_as_they_were(tmp_path: 
 @pytest.mark.parametrize("own", [None, {"x": {"rlenv.text": "0" * 64}}])
 def test_what_events_hold_is_kept_once_with_what_the_record_holds(tmp_path: Path, own: object) -> None:
     """Images and long texts of an answer stand in the episode's results too, and in answers of no kept episode."""
-    answer = Event(name="draw", response={"images": [plain(Image.of(PICTURE))], "text": LONG, "value": own})
+    answer = Event(
+        name="draw", outcome="ok", response={"images": [plain(Image.of(PICTURE))], "text": LONG, "value": own}
+    )
     made = played(images=[Image.of(PICTURE)], result=LONG)
     writer = RunWriter(tmp_path, keep=KeepPolicy(keep_gb=(len(PICTURE) + len(LONG.encode())) / 0.5e9))
     ids = [writer.append(made, Facts(events=dumped([answer]))) for _ in range(2)]
@@ -621,7 +624,7 @@ def test_what_is_kept_is_read_to_the_digit_with_or_without_what_became_known_lat
     for ending in ("", '{"reason": "answer"}'):
         assert Body("id", record, (), ending=ending).as_json()["number"] == number
     response = {"number": number}
-    (event,) = parsed(dumped([Event(place="turn 0", kind="http", response=response)]), "here")
+    (event,) = parsed(dumped([Event(place="turn 0", kind="http", outcome="ok", response=response)]), "here")
     assert event.response == response
 
 

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from rlenv._base.bounded import cut_end
 from rlenv._base.paths import remove, run_on, walked
-from rlenv.concurrency.lanes import Answer, Asked, here, said_again
+from rlenv.concurrency.lanes import Event, here, said_again
 from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import ResourceError, told_as
 from rlenv.tools._bubblewrap import bubblewrap
@@ -416,16 +416,17 @@ class Told:
         """
         if (lane := here()) is None or not lane.tape.wants_local:
             return False
-        slot = lane.tape.look(replace(lane, place=f"machine {name}"), Asked("layer", name, name, is_local=True))
-        if slot.answer is not None:
-            held = said_again(slot, slot.answer, lambda _, answer: answer.response)
+        lane = replace(lane, place=f"machine {name}")
+        event = lane.tape.look(lane, Event(kind="layer", name=name, request=name, is_local=True))
+        if event.outcome:
+            held = said_again(event, lambda event: event.response)
             await self.put_back({**held, "notes": {}})
             return True
         try:
-            answer = Answer("ok", await self.pack())
+            event = event.ended("ok", await self.pack())
         except _UNPACKABLE as error:
-            answer = Answer("refused", reason=str(error))
-        lane.tape.keep(slot, answer)
+            event = event.ended("refused", reason=str(error))
+        lane.tape.keep(lane, event)
         return True
 
     async def put_back(self, held: Any) -> None:

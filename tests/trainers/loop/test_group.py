@@ -16,7 +16,7 @@ from tests.trainers.groups import ALONE, BREAKS, RIGHT, SPEC, STUCK, TOOLS, WRON
 from tests.trainers.loops import CALL, Server, hangs, own_process
 
 ASKS = """
-from rlenv.concurrency.lanes import Answer, Asked, here, through
+from rlenv.concurrency.lanes import Event, here, through
 
 
 async def asked(context):
@@ -25,8 +25,9 @@ async def asked(context):
 
     if (lane := here()) is None:
         return await ask()
-    ways = {"again": lambda slot, answer: answer.response, "kept": lambda value: Answer("ok", value)}
-    return await through(lane, Asked("grade", "station", {}), ask, **ways, failed=lambda error: None)
+    ways = {"again": lambda event: event.response, "kept": lambda event, value: event.ended("ok", value)}
+    known_by = Event(kind="grade", name="station", request={})
+    return await through(lane, known_by, ask, **ways, failed=lambda event, error: None)
 """
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlenv.concurrency.lanes import Answer, Asked
+from rlenv.concurrency.lanes import Event
 from rlenv.runs.events import Reel
 from rlenv.runs.folder import open_run
 from rlenv.runs.schema import Facts
@@ -35,7 +35,8 @@ def test_events_have_the_lock_of_their_own_environment(tmp_path: Path) -> None:
     keeper = Keeper(tmp_path)
     for name in ("other-v0", "toy-v0"):
         lane = keeper.recorder.lane()
-        keeper.recorder.keep(keeper.recorder.look(lane, Asked("tool", "ask", name)), Answer("ok"))
+        event = keeper.recorder.look(lane, Event(kind="tool", name="ask", request=name))
+        keeper.recorder.keep(lane, event.ended("ok"))
         keeper.keep(episode(environment=name), Facts(), lane)
     reel, rows = Reel.of(tmp_path), list(open_run(tmp_path).rows())
     assert [(row["lock"], reel.events(row["id"])[0].lock) for row in rows] == [("two",) * 2, ("one",) * 2]
