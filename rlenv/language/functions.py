@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import inspect
 from collections.abc import Callable, Sequence
@@ -15,6 +16,12 @@ from rlenv.errors import UnknownEntry, UsageError
 from rlenv.secrets import redact_within
 
 _MAX_FAILURE = 500
+# What no file that is left or named fails by: the machine's own, and what a socket does. All else a file can.
+_OF_MACHINES = "ENOSPC EDQUOT EMFILE ENFILE ENOMEM ESTALE EROFS EBADF ENOTCONN ENOBUFS ENETDOWN ENETRESET ENETUNREACH "
+_OF_MACHINES += "EHOSTDOWN EHOSTUNREACH EADDRINUSE EADDRNOTAVAIL"
+_NO_FILE = {None, *(getattr(errno, name, None) for name in _OF_MACHINES.split())}
+_OF_DATABASES = {"OperationalError", "InterfaceError", "InternalError"}  # PEP 249: what no statement fails by
+_OF_STATEMENTS = {1, 18, 19, 20, 25}  # SQLite's ERROR, such as no such table, TOOBIG, CONSTRAINT, MISMATCH and RANGE
 _MEND = "check the file's content"
 _GUARD = "put what runs as a script under: if __name__ == '__main__':"
 
@@ -69,6 +76,18 @@ def failure(error: BaseException) -> str:
         text = ""
     text = text if len(text) <= _MAX_FAILURE else redact_within(text, _MAX_FAILURE - 1) + "…"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def is_outage(error: BaseException | None) -> bool:
+    """True for what a machine, a server or a database fails by, and no value, file or statement that is left."""
+    if isinstance(error, OSError):
+        is_asked = isinstance(error, (ConnectionError, TimeoutError)) or type(error).__module__ != "builtins"
+        return is_asked or error.errno in _NO_FILE
+    if (code := getattr(error, "sqlite_errorcode", None)) is not None:
+        return code & 0xFF not in _OF_STATEMENTS
+    if type(error).__module__ == "sqlite3":
+        return "binding" not in str(error)  # closed, or opened in another thread
+    return any(one.__name__ in _OF_DATABASES for one in type(error).__mro__)
 
 
 def check_positional(

@@ -6,7 +6,6 @@ so that numbers stay numbers; everything else gives text. An undefined name is a
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import secrets
@@ -23,6 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rlenv._base.text import did_you_mean, last_box, strings_in
 from rlenv.errors import RlenvError, UsageError
+from rlenv.language.functions import is_outage
 from rlenv.secrets import watched
 
 __all__ = ["Template", "TemplateError", "UnfitTemplate", "as_template", "compile_template", "compile_value"]
@@ -35,10 +35,7 @@ _SINGLE = re.compile(r"\s*\{\{(?!\{)((?:(?!\{\{|\}\}).)*)\}\}\s*", re.DOTALL)
 _OF_TEMPLATES: tuple[str, ...] = (__file__, "<", last_box.__code__.co_filename)
 _OF_TEMPLATES += tuple(os.path.dirname(str(one.__file__)) for one in (jinja2, markupsafe))
 _OF_PYTHON = os.path.dirname(os.__file__)  # what filters and methods of plain values call
-# What no file that is left or named fails by: the machine's own, and what a socket does. All else a file can.
-_OF_MACHINES = "ENOSPC EDQUOT EMFILE ENFILE ENOMEM ESTALE EROFS EBADF ENOTCONN ENOBUFS ENETDOWN ENETRESET ENETUNREACH "
-_OF_MACHINES += "EHOSTDOWN EHOSTUNREACH EADDRINUSE EADDRNOTAVAIL"
-_NO_FILE = {None, *(getattr(errno, name, None) for name in _OF_MACHINES.split())}
+_OF_VALUES = re.compile(r"[/\\][a-z]+-packages[/\\]numpy[/\\]")
 _MAX_PRODUCT = 10_000_000
 _MAX_POWER_BITS = 100_000
 _OTHER_FILES: tuple[type[nodes.Stmt], ...] = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
@@ -100,11 +97,10 @@ class TemplateError(RlenvError):
         A value too large for the memory does not fit: a file, a width or a length that was left or given makes it so.
         """
         cause = self.__cause__
-        is_asked = isinstance(cause, (ConnectionError, TimeoutError)) or type(cause).__module__ != "builtins"
-        has_failed = isinstance(cause, OSError) and (is_asked or cause.errno in _NO_FILE)
         paths = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(getattr(cause, "__traceback__", None))]
-        others = [path for path in paths if not path.startswith(_OF_TEMPLATES)]
-        return not has_failed and all(path.startswith(_OF_PYTHON) and "-packages" not in path for path in others)
+        others = [path for path in paths if not path.startswith(_OF_TEMPLATES) and not _OF_VALUES.search(path)]
+        is_plain = all(path.startswith(_OF_PYTHON) and "-packages" not in path for path in others)
+        return is_plain and not is_outage(cause)
 
 
 class UnfitTemplate(UsageError):

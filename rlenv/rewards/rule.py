@@ -409,12 +409,12 @@ def _value(name: str, spec: ValueRuleSpec, context: TermCompileContext) -> Term:
 
 
 def _counted(found: Any, context: RewardContext) -> Any:
-    """What resources gave, where it counts; None for what the policy left there: a text, a list or no number (NaN)."""
+    """What resources gave, where it counts; None for what the policy left: a text, bytes, a list or no number (NaN)."""
     if isinstance(found, float) and found == found:
         return max(-_LARGEST, min(found, _LARGEST))
     totals = [getattr(one, "total", None) for one in context.resources.values()]
     is_known = not any(type(one) is float and one != one for one in totals)  # what a world's last step paid
-    return None if is_known and isinstance(found, (str, list, Mapping, float, complex)) else found
+    return None if is_known and isinstance(found, (str, bytes, list, Mapping, float, complex)) else found
 
 
 _LARGEST: Final = 1e100  # of a policy's own numbers: sums, means and squares over a group stay finite

@@ -29,6 +29,7 @@ import datetime
 import decimal
 import functools
 import socket
+import sqlite3
 import sys
 import urllib.request
 
@@ -62,6 +63,8 @@ class Desk:
 
     ask = staticmethod(functools.partial(urllib.request.urlopen, "http://127.0.0.1:9", timeout=1))
     line = socket.socket()
+    closed, rows = (sqlite3.connect(":memory:", check_same_thread=False) for _ in range(2))
+    closed.close()
 
     @property
     def lost(self):
@@ -164,10 +167,29 @@ def test_a_number_that_cannot_be_read_of_what_is_left_is_worth_nothing(read: str
         SPEC, tools=TOOLS, rewards={"plain": rule, "turn": turn, **shaped}, success="plain > 0"
     )
     for which in NAMES:
-        if which not in ("key", "decimal", "date", "set", "array", "no array", "bytes", "inner"):  # of the author's
+        if which not in ("key", "decimal", "date", "set", "array", "no array", "inner"):  # of the author's
             is_well(play(environment, ToolCall("leave", {"which": which})), read, which)
     for calls in ([], [ToolCall("leave", {"which": "list"})]):
         is_well(play(environment, *calls), read)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        "resources.desk.left.max()",
+        "resources.desk.left.reshape(2, 2).sum()",
+        "resources.desk.rows.execute('SELECT points FROM orders').fetchone()[0]",
+        "resources.desk.rows.execute('SELECT 1 WHERE 0').fetchone()[0]",
+        "resources.desk.rows.execute('SELECT ?', [resources.desk.left]).fetchone()[0]",
+    ],
+)
+def test_an_array_without_numbers_and_a_table_that_is_not_there_are_worth_nothing(
+    read: str, make_environment: Make
+) -> None:
+    rules = {"left": {"kind": "rule", "rule": "value", "value": "{{ " + read + " }}"}}
+    found = play(make_environment(SPEC, tools=TOOLS, rewards=rules), ToolCall("leave", {"which": "no array"}))
+    is_well(found, read)
+    assert found.reward.total == 0
 
 
 def test_what_cannot_be_read_earns_the_least_and_costs_the_most_that_a_term_names(make_environment: Make) -> None:
@@ -353,7 +375,7 @@ def test_a_part_that_no_result_has_is_a_fault_of_the_spec(read: str, said: str, 
 
 def test_code_behind_a_template_that_fails_is_no_number_and_no_end(make_environment: Make) -> None:
     """Its server is away, say; and what names no resource, or reads the row alone, is the author's."""
-    of_desk = ("away", "lost", "ask()", "line.recv(1)")
+    of_desk = ("away", "lost", "ask()", "line.recv(1)", "closed.execute('SELECT 1')")
     for read in (*(f"resources.desk.{one}" for one in of_desk), "task.lost"):
         environment = make_environment(SPEC, tools=TOOLS, tools__leave__ends="{{ " + read + " }}")
         found = play(environment, ToolCall("leave", {"which": "fine"}))
