@@ -294,18 +294,25 @@ class Seating:
             return None
         if self._players.next is None:
             return self._names[self._next % len(self._names)]
+        names = {"resources": self.first.resources, "vars": self.first.environment.spec.vars}
         try:
-            name = self._players.next.text(resources=self.first.resources, vars=self.first.environment.spec.vars)
+            is_nobody = self._players.next.value(**names) is None
+            name = "" if is_nobody else self._players.next.text(**names).strip()
         except TemplateError as error:
-            if self._log and error.is_unfit and "resources" in self._players.next.names:
-                self.leave()  # a player's calls may have done it: it is nobody's turn, and all are scored
-                return None
-            raise EpisodeError(f"user.next cannot be written: {error}", reason="user") from error
-        if (name := name.strip()) and name not in self._names:
-            raise EpisodeError(f"user.next gives '{name}'; the players are {', '.join(self._names)}", reason="user")
+            if not (self._is_left() and error.is_unfit):
+                raise EpisodeError(f"user.next cannot be written: {error}", reason="user") from error
+            name = ""
+        if name and name not in self._names:
+            if not self._is_left():
+                raise EpisodeError(f"user.next gives '{name}'; the players are {', '.join(self._names)}", reason="user")
+            name = ""
         if not name:
             self.leave()
         return name or None
+
+    def _is_left(self) -> bool:
+        """True where a player's calls may have made `next` what it is: it is nobody's turn then, and all are scored."""
+        return bool(self._log and self._players.next and "resources" in self._players.next.names)
 
     def _heard(self, seat: Seated, name: str) -> str:
         start, self._read[name] = self._read.get(name, 0), len(self._log)

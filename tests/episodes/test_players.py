@@ -115,7 +115,13 @@ def test_nobody_leaves_out_a_sample_by_words_or_silence_that_what_others_see_can
 
 
 def test_calls_after_which_whose_turn_it_is_cannot_be_written_end_it_for_all(tmp_path: Path) -> None:
-    for turn, earned in (("['a', 'b', 'a'][resources.world.n]", {"a": 2, "b": 1}), ("resources.world.nxt", None)):
+    for turn, earned in (
+        ("['a', 'b', 'a'][resources.world.n]", {"a": 2, "b": 1}),
+        ("['a', 'b', 'a', 'nobody'][resources.world.n]", {"a": 2, "b": 1}),
+        ("['a', 'b', 'a', none][resources.world.n]", {"a": 2, "b": 1}),
+        ("resources.world.nxt", None),
+        ("['c'][resources.world.n]", None),
+    ):
         environment = made(tmp_path, COUNTING.replace("resources.world.next", turn))
         found = rewards(played(environment, Says(a=[ADD] * 5, b=[ADD] * 5)))
         assert (found == earned) if earned else (None in found.values())  # what never fits is the spec's failure
