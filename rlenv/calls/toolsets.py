@@ -218,6 +218,8 @@ class ToolSet:
 
     tools: Mapping[str, Tool]
     executor: Executor
+    for_code: Executor
+    """Runs what a policy's code calls: `tools`, and those with `offered: false` that an entry of kind `code` names."""
     schemas: tuple[Mapping[str, Any], ...] = field(init=False)
     _plain: tuple[Mapping[str, Any], ...] | None = None
 
@@ -257,8 +259,9 @@ class ToolSets:
         self._asked = {name: template for name, entry in entries.items() if (template := offering(entry)) is not None}
         first = {one.source: entry for entry, one in reversed(self._asked.items())}
         self._differing = {entry: self._asked[entry] for entry in first.values()}  # many entries may ask the same
-        whole = executor if len(self._tools) == len(tools) else executor.with_tools(self._tools)
-        self.all = ToolSet(self._tools, whole)
+        named = {name for entry in entries.values() if entry.kind == "code" for name in getattr(entry, "tools", ())}
+        self._of_code = {name: tool for name, tool in tools.items() if name in named and name not in self._tools}
+        self.all = self._set(self._tools)
         """Every tool of the spec that some row may have."""
         self.is_by_row = bool(self._asked or rows)
         self.changes = any("user_turn" in one.names for one in self._asked.values()) or any(
@@ -327,4 +330,9 @@ class ToolSets:
             if lost:
                 hint = did_you_mean(lost[0], known, "tools")
                 raise UsageError(f"tools.{entry}.offered names '{lost[0]}', and there is no such tool; {hint}")
-        return ToolSet(found, self._executor.with_tools(found))
+        return self._set(found)
+
+    def _set(self, tools: Mapping[str, Tool]) -> ToolSet:
+        executor = self._executor.with_tools(tools)
+        within = {**self._of_code, **tools}
+        return ToolSet(tools, executor, self._executor.with_tools(within, executor) if self._of_code else executor)

@@ -210,7 +210,7 @@ class EpisodeTools:
             raise RewardError(f"the gold calls cannot be read: {error}") from error
         other = EpisodeTools(environment, self.task, self.seed, self.limits)
         executor = environment.executor.with_tools(tools, self.toolset.executor)
-        other.toolset, other.begun = ToolSet(tools, executor), time.monotonic()
+        other.toolset, other.begun = ToolSet(tools, executor, executor), time.monotonic()
         try:
             await other.open()
             look(other.resources)
@@ -252,7 +252,7 @@ class EpisodeTools:
         self._made_in_turn += len(allowed)
         lane = here()
         with entered(lane and lane.at(">")):
-            results = await self.toolset.executor.run(allowed, context) if allowed else ()
+            results = await self.toolset.for_code.run(allowed, context) if allowed else ()
         self._end = self._end or end_of(results)[1]
         return results + self._left_out(calls[len(allowed) :])
 

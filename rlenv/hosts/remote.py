@@ -111,7 +111,8 @@ class RemoteEnvironment(Environment):
             )
             for one in (schema.function for schema in schemas)
         }
-        return ToolSet(made, Executor({}, calls=self.spec.calls))
+        executor = Executor({}, calls=self.spec.calls)
+        return ToolSet(made, executor, executor)
 
     def tasks(self, split: str) -> Tasks:
         """As many empty rows as the split has tasks: the server keeps what stands in them, unless the spec is here."""

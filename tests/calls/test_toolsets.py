@@ -132,6 +132,24 @@ def test_a_tool_that_nobody_is_offered_is_called_by_rewards_alone(make_environme
     assert ended.reward.terms["is"].value == 1
 
 
+@pytest.mark.parametrize(
+    ("code", "offered", "outcomes"),
+    [("[negate]", "false", {"ok": 1}), ("[]", "false", None), ("[negate]", '"{{ false }}"', {"unknown_tool": 1})],
+)
+@pytest.mark.parametrize("other", ["true", '"{{ task.tools }}"'])
+def test_code_alone_calls_the_tool_that_nobody_is_offered_and_its_entry_names(
+    make_environment: Any, code: str, offered: str, outcomes: Any, other: str
+) -> None:
+    """A tool that its own template does not offer to this row is not code's either."""
+    text = SPEC.replace('offered: "{{ task.hard }}"', f"offered: {offered}").replace('"{{ task.tools }}"', other)
+    text = text.replace("rewards:", f"  run: {{kind: code, tools: {code}}}\nrewards:")
+    environment = make_environment(text, tools=FUNCTIONS)
+    actions = [call("negate", a=2), call("run", code="print(negate(2))")]
+    episode, (direct, inside), _ = run(environment, actions)
+    assert (names(episode), direct.observation.results[0].outcome) == (["add", "run"], "unknown_tool")
+    assert (inside.observation.results[0].details or {}).get("called") == (outcomes and {"negate": outcomes})
+
+
 @pytest.mark.parametrize("form", ["list", "json"])
 def test_a_row_declares_tools_of_its_own(make_environment: Any, form: str) -> None:
     tools: Any = [WEATHER] if form == "list" else json.dumps([WEATHER])
