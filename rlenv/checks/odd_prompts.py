@@ -16,7 +16,7 @@ from rlenv.checks.subject import PATTERNS, WORDS, Subject, all_golds, demands, f
 from rlenv.episodes.compile import messages_of
 from rlenv.errors import EpisodeError, Finding, RlenvError, UsageError
 from rlenv.language.kinds import gold_in, kind_of
-from rlenv.language.templates import Template, TemplateError, compile_template, compile_value
+from rlenv.language.templates import Template, TemplateError, compile_template
 from rlenv.messages import Message, ParsedAction, ToolCall
 from rlenv.policies.scripted import random_value
 from rlenv.rewards.answer import compile_pattern, extract
@@ -41,7 +41,6 @@ def check_prompts(subject: Subject) -> Iterator[Finding]:
     for one in asked:
         yield from _shown_badly(subject, templates, one)
     if asked and asked[0].texts:
-        yield from _keys(subject, f"{fixed} {asked[0].texts[0]}")
         text = "\n".join(text for one in asked for text in one.texts[:_FIRST])
         for form in (_answer_form, _marks):
             yield from form(subject, text)
@@ -335,26 +334,6 @@ def _untold(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Find
     is_shown = spec.prompt.images or PATTERNS.picture_word.search(f"{told} {read}")
     if not is_shown and not re.search(r"image\b", sources) and (found := PATTERNS.seen.search(fixed)):
         yield subject.say("no-picture/in-prompt", "prompt", found[0], at="key")
-
-
-def _keys(subject: Subject, said: str) -> Iterator[Finding]:
-    """Keys of the JSON that is compared, of which the prompt names some and not others."""
-    row = next((row for split in subject.splits.values() for row in split.rows), {})
-    for name, reward in subject.loaded.spec.rewards.items():
-        schema = getattr(reward, "schema_", None) or {}
-        keys = list(schema.get("required", ())) if reward.kind == "rule" else []
-        if getattr(reward, "rule", "") == "json_match":
-            try:
-                value = compile_value(gold_in(reward))(task=row, vars=subject.loaded.spec.vars)
-            except (TemplateError, TypeError, RlenvError):
-                continue
-            keys = list(value) if isinstance(value, Mapping) else []
-        named = [key for key in keys if re.search(rf"(?<!\w){re.escape(str(key))}(?!\w)", said)]
-        if len(named) < len(keys) and (named or re.search(r"(?i)\bkeys?\b", said)):
-            lost = next(key for key in keys if key not in named)
-            told = f"the keys {', '.join(named)}" if named else "keys"
-            yield subject.say("answer-form/key", "prompt", told, lost, name, at="key")
-            return
 
 
 def _answer(subject: Subject) -> Iterator[Finding]:

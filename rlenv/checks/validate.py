@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Literal
 
 from rlenv.checks.files import check_code, check_files, check_servers, check_stores
+from rlenv.checks.odd_golds import check_golds
 from rlenv.checks.odd_parts import check_parts
 from rlenv.checks.odd_play import check_played
 from rlenv.checks.odd_prompts import check_prompts
@@ -42,6 +43,7 @@ _CHECKS: tuple[Callable[[Subject], Iterator[Finding]], ...] = (
 )
 _ODDITIES: tuple[Callable[[Subject], Iterator[Finding]], ...] = (
     check_rows,
+    check_golds,
     check_prompts,
     check_braces,
     check_shown,

@@ -1,0 +1,227 @@
+"""Warnings of golds: another form than is asked for, none at all, of the row beside them, and shown or always alike."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from rlenv._base.text import did_you_mean, nearest
+from rlenv.checks.odd_rows import RenderedPrompts, asked_of
+from rlenv.checks.odd_terms import asked_numbers, asked_shapes
+from rlenv.checks.subject import (
+    MOST_READ,
+    PATTERNS,
+    WORDS,
+    Subject,
+    all_golds,
+    demands,
+    fixed_text,
+    gives_away,
+    has_gold,
+)
+from rlenv.errors import Finding, RlenvError
+from rlenv.language.kinds import gold_in
+from rlenv.language.templates import TemplateError, compile_value
+from rlenv.rewards.base import Term
+from rlenv.rewards.normalise import number
+from rlenv.tools._arithmetic import CannotCalculate, calculate
+
+_LOOKED_AT: Final = 1_000
+_Odd = Iterator[tuple[str, str]]
+
+
+def check_golds(subject: Subject) -> Iterator[Finding]:
+    """Warnings of golds beside prompts."""
+    if (asked := asked_of(subject)) and asked[0].texts:
+        yield from _keys(subject, f"{fixed_text(subject)} {asked[0].texts[0]}")
+    for term in subject.terms:
+        path = at if (at := subject.gold_at(term)).count(".") > 1 else f"rewards.{term.name}"
+        seen: dict[str, set[str]] = {}
+        for one in asked if has_gold(subject, term) and term.spec.usual_weight > 0 else ():
+            told = enumerate(all_golds(subject, term, one.split)[:_LOOKED_AT])
+            pairs = [(index, gold.strip()) for index, gold in told if gold is not None and gold.strip()]
+            seen[one.split.name] = {gold for _, gold in pairs}
+            if one.texts:
+                yield from _outliers(subject, path, one, pairs)
+            given = [gold for _, gold in pairs]
+            for code, odd in (
+                ("odd-gold", _forms(subject, term, one, given)),
+                ("odd-gold", asked_numbers(subject, term, given)),
+                ("odd-gold", _labels(term, one, pairs)),
+                ("gold-in-prompt", _given_away(one, pairs)),
+                ("wrong-gold", _against(one, pairs)),
+                ("constant-gold", _few(one, pairs, seen)),
+            ):
+                for message, hint in odd if pairs and one.texts else ():
+                    yield subject.document.warning(path, message, hint, code, at="value" if path == at else "key")
+
+
+def _forms(subject: Subject, term: Term, one: RenderedPrompts, golds: Sequence[str]) -> _Odd:
+    """A gold value of another form, unit or choice than the prompt asks for."""
+    rule, fixed = getattr(term.spec, "rule", ""), fixed_text(subject)
+    golds = [gold for gold in golds if len(gold) <= MOST_READ]
+    sentences = [sentence for sentence in demands(subject) if PATTERNS.asks.search(sentence)]
+    yield from asked_shapes(subject, rule, golds)
+    is_text, is_folded = rule in ("exact_match", "f1", "contains"), getattr(term.spec, "normalise", "none") != "none"
+    for sentence in sentences if is_text or rule == "numeric_match" else ():
+        for wanted, fits in WORDS["forms"] if is_text else WORDS["forms"][-1:]:
+            asked = None if is_folded and "case" in wanted else re.search(wanted, sentence, re.IGNORECASE)
+            if asked and (lost := [gold for gold in golds if re.fullmatch(fits, gold) is None]):
+                yield f"the prompt says '{asked[0]}', and a gold value is {lost[0][:40]!r}", "write both alike"
+                return
+        is_one = rule != "f1" and not PATTERNS.several.search(sentence)
+        for found in PATTERNS.choices.finditer(sentence) if is_one else ():
+            choices = [text.strip("\"'`‘’“” ") for text in re.split(r",|\bor\b|/", found[0]) if text.strip()]
+            known = {text.lower() if is_folded else text for text in choices}
+            meets = {gold.lower() for gold in golds} & {text.lower() for text in choices}
+            is_meant = meets or PATTERNS.sure_choices.search(found[0])
+            if is_meant and (lost := [gold for gold in golds if (gold.lower() if is_folded else gold) not in known]):
+                near = did_you_mean(lost[0], choices, otherwise=f"the choices are: {', '.join(choices)}")
+                yield f"the prompt asks for {found[0].strip()}, and a gold value is {lost[0][:40]!r}", near
+                return
+    for pattern, what in WORDS["marked"] if is_text else ():
+        fitting = [gold for gold in golds if re.fullmatch(pattern, gold)]
+        if 2 * len(fitting) > len(golds) and not {*re.findall(r"[\[({<\"*#\\]", fitting[0])} & {*one.texts[0]}:
+            yield f"a gold value {what}, and is compared as it stands: {fitting[0][:40]!r}", "take it out"
+            return
+    columns = re.findall(r"task\.(\w+)", str(gold_in(term.spec)))
+    mine = {word.rstrip("s") for column in columns for word in re.sub(r"^min(?:_|$)", "", column).split("_")}
+    counted = [{word.rstrip("s") for word in PATTERNS.how_many.findall(text.lower())} for text in one.users]
+    mine |= set[str]().union(*counted[:1]).intersection(*counted)
+    theirs = {word.rstrip("s") for word in re.findall(r"\b(?:in|of|many|to) ([a-z]+)\b", fixed.lower())}
+    for family in WORDS["units"]:
+        if mine & {*family} and theirs & {*family} and not mine & theirs & {*family}:
+            asked_unit, unit = min(theirs & {*family}), min(mine & {*family})
+            yield f"the prompt asks for {asked_unit}s, and each row is of {unit}s", "convert one of them"
+
+
+def _given_away(one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> _Odd:
+    """A gold value that stands in its own prompt under a name for it, or in a column of remarks."""
+    golds = {gold for _, gold in pairs}
+    sure = [(index, gold) for index, gold in pairs if len(gold) > 1 or len(golds) > 2]
+    told = [any(PATTERNS.told.search(one.users[index][max(0, at.start() - 24) : at.start()])
+                for at in re.finditer(rf"(?<!\w){re.escape(gold)}(?!\w)", one.users[index]))
+            for index, gold in sure]  # fmt: skip
+    if len(sure) > 1 and len(golds) > 1 and all(told):
+        yield f"the prompt of each of {len(told)} rows says it: {sure[0][1][:40]!r}", "take it out of the prompt"
+    for column in filter(PATTERNS.remark.fullmatch, one.split.columns) if len(sure) > 1 and len(golds) > 1 else ():
+        values = [(str(one.split.rows[index].get(column) or ""), one.texts[index], gold) for index, gold in sure]
+        if all(gives_away(gold, value) and value in text for value, text, gold in values):
+            yield f"task.{column}, which the prompt shows, holds it in each row", "take it out of the prompt"
+
+
+def _against(one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> _Odd:
+    """Golds that the arithmetic of their own prompt refutes, and golds that fit the prompt of the row beside them."""
+    golds, values = dict(pairs), dict[int, float]()
+    for index, gold in pairs:
+        text = one.texts[index].replace(",", "")
+        sums: list[str] = PATTERNS.sum.findall(text) if len(text) <= MOST_READ else []
+        with contextlib.suppress(CannotCalculate, ValueError, OverflowError):
+            if len(sums) == 1 and number(gold) is not None:
+                values[index] = float(calculate(sums[0]))
+    read = {index: float(value) for index, gold in pairs if (value := number(gold)) is not None}
+    fits = {(index, beside): abs(value - read[index + beside]) < 0.01 * max(1, abs(value))
+            for index, value in values.items() for beside in (-1, 0, 1) if index + beside in read}  # fmt: skip
+    # What else stands around a sum may ask for more than its value, but not in every row that reads so.
+    frames = {index: PATTERNS.sum.sub("", one.texts[index].replace(",", "")) for index in values}
+    usual = {frames[index] for index in values if fits[index, 0]}
+    wrong = [index for index in values if not fits[index, 0]]
+    words = [(gold.lower(), index) for index, gold in pairs if len(gold) > 2]
+    own = sum(gold in one.texts[index].lower() for gold, index in words)
+    for beside in (1, -1):
+        sums_there = [fits[index, beside] for index in values if (index, beside) in fits]
+        there = sum(gold in one.texts[index - beside].lower() for gold, index in words if index - beside in golds)
+        is_told = len({*golds.values()}) > 3 and there >= 0.7 * len(words) > 2 and own <= 0.2 * len(words)
+        if is_told or (len(sums_there) > 2 and wrong and all(sums_there)):
+            yield "each row has the gold value of the row beside it", "shift the column back"
+            return
+    if len(values) > 3 and 4 * len(wrong) <= len(values):
+        for row in [index for index in wrong if frames[index] in usual][:1]:
+            yield f"row {row + 1} asks for what is {values[row]:g}, and its gold value is {golds[row]}", "mend the row"
+
+
+def _few(one: RenderedPrompts, pairs: Sequence[tuple[int, str]], seen: Mapping[str, set[str]]) -> _Odd:
+    """Golds that a constant meets nearly always, and sets of labels that two splits do not share."""
+    name, counts = one.split.name, Counter(gold for _, gold in pairs)
+    (most, count), labels = counts.most_common(1)[0], set(counts)
+    if len(pairs) > 9 and 0.9 * len(pairs) <= count < len(pairs):
+        yield f"{count} of {len(pairs)} rows of split '{name}' have {most[:40]!r}: a constant earns it", "balance them"
+    for other, theirs in seen.items():
+        if other != name and len(labels | theirs) <= 12 and not labels & theirs and len(pairs) >= 3 * len(labels) > 3:
+            message = f"none of split '{name}' ({', '.join(sorted(labels)[:3])}) is one of split '{other}'"
+            yield message, f"there they are: {', '.join(sorted(theirs)[:4])}"
+    for column in one.split.columns:
+        lists = [(one.split.rows[index].get(column), gold, one.texts[index]) for index, gold in pairs]
+        texts = [([*map(str, value)] if isinstance(value, list) and len(value) > 1 else [], gold, text)
+                 for value, gold, text in lists]  # fmt: skip
+        # Other spellings of what is right are no choices: these are shown.
+        places = {known.index(gold) if gold in known and all(choice in text for choice in known) else -1
+                  for known, gold, text in texts}  # fmt: skip
+        if len(texts) > 3 and len(places) == 1 and -1 not in places:
+            yield f"it is number {places.pop() + 1} of task.{column} in each row", "shuffle the choices"
+
+
+def _labels(term: Term, one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> _Odd:
+    """Golds of a few classes that are written in two ways, and letters of options that the prompt does not show."""
+    counts, folded = Counter(gold for _, gold in pairs), dict[str, str]()
+    if getattr(term.spec, "rule", "") != "exact_match" or getattr(term.spec, "normalise", "") != "none":
+        return
+    for label in counts if 3 * len(counts) <= 2 * len(pairs) else ():
+        if (other := folded.setdefault(label.lower(), label)) != label:
+            yield f"a gold value is written as {label[:30]!r} and as {other[:30]!r}", "write it in one way"
+            return
+        near = nearest(label, [known for known in counts if counts[known] > 2 and counts[label] == 1])
+        if near is not None and sorted(near) == sorted(label):
+            yield f"a single row has {label[:30]!r}, and {counts[near]} have {near[:30]!r}", "mend the row"
+    for index, gold in pairs if all(re.fullmatch(r"[A-Za-z]", gold) for gold in counts) else ():
+        options = set(PATTERNS.options.findall(one.texts[index]))
+        if len(options) > 2 and gold not in options:
+            yield f"the gold value of row {index + 1} is {gold!r}, and it shows {sorted(options)}", "mend the row"
+            return
+
+
+def _outliers(subject: Subject, path: str, one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> Iterator[Finding]:
+    """Golds that are none, and golds and prompts with damaged characters."""
+    name = one.split.name
+    about_code = subject.once(("code", name), lambda: any(map(PATTERNS.of_code.search, one.texts[:_LOOKED_AT])))
+    # A prompt that names it, or asks what code gives, may mean it.
+    none = [(index, gold) for index, gold in pairs if PATTERNS.no_gold.fullmatch(gold) and not about_code]
+    none = [(index, gold) for index, gold in none if not re.search(rf"(?i)\b{re.escape(gold)}", one.texts[index])]
+    damaged = [(index, gold) for index, gold in pairs if PATTERNS.damaged.search(gold) and not about_code]
+    damaged += [(index, gold) for index, gold in pairs if PATTERNS.invisible.search(gold)]
+    for index, gold in (none[:1] if 2 * len(none) <= len(pairs) else []) or damaged[:1]:
+        what = "holds damaged or unseen characters" if damaged and (index, gold) == damaged[0] else "is no gold value"
+        yield subject.say("odd-gold/of-row", path, index + 1, name, what, gold[:40])
+        return
+    holes = [(index, match[0]) for index, text in enumerate(one.users[:_LOOKED_AT])
+             if not {*"\\$"} & {*text} and (match := PATTERNS.hole.search(text))]  # fmt: skip
+    holes = [hole for hole in holes if hole[1] not in dict(pairs).get(hole[0], "")]  # texts to be translated keep it
+    if len(holes) > 1 and not about_code:
+        yield subject.say("unfinished/of-rows", f"tasks.{name}", holes[0][0] + 1, name, holes[0][1], at="key")
+    broken = [(index, match[0]) for index, text in enumerate(one.users[:_LOOKED_AT])
+              if (match := PATTERNS.damaged.search(text))]  # fmt: skip
+    if broken and "&" not in subject.loaded.spec.prompt.user and not about_code:
+        yield subject.say("damaged-text/of-row", f"tasks.{name}", broken[0][0] + 1, name, broken[0][1], at="key")
+
+
+def _keys(subject: Subject, said: str) -> Iterator[Finding]:
+    """Keys of the JSON that is compared, of which the prompt names some and not others."""
+    row = next((row for split in subject.splits.values() for row in split.rows), {})
+    for name, reward in subject.loaded.spec.rewards.items():
+        schema = getattr(reward, "schema_", None) or {}
+        keys = list(schema.get("required", ())) if reward.kind == "rule" else []
+        if getattr(reward, "rule", "") == "json_match":
+            try:
+                value = compile_value(gold_in(reward))(task=row, vars=subject.loaded.spec.vars)
+            except (TemplateError, TypeError, RlenvError):
+                continue
+            keys = list(value) if isinstance(value, Mapping) else []
+        named = [key for key in keys if re.search(rf"(?<!\w){re.escape(str(key))}(?!\w)", said)]
+        if len(named) < len(keys) and (named or re.search(r"(?i)\bkeys?\b", said)):
+            lost = next(key for key in keys if key not in named)
+            told = f"the keys {', '.join(named)}" if named else "keys"
+            yield subject.say("answer-form/key", "prompt", told, lost, name, at="key")
+            return
