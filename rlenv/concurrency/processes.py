@@ -111,7 +111,7 @@ class Delays:
 
 Cause = Literal["exit", "crash", "processor", "time", "outside"]
 
-_CAUSES: Final[Mapping[Cause, tuple[str, ...]]] = MappingProxyType(
+SELF_MADE: Final[Mapping[Cause, tuple[str, ...]]] = MappingProxyType(
     {
         "crash": ("SIGSEGV", "SIGBUS", "SIGSYS", "SIGTRAP", "SIGABRT", "SIGFPE", "SIGILL", "SIGPIPE"),
         "processor": ("SIGXCPU", "SIGPROF", "SIGVTALRM"),
@@ -144,7 +144,7 @@ def cause_of(status: int) -> Cause:
     if status >= 0:
         return "exit"
     name = ending(status)
-    return next((cause for cause, names in _CAUSES.items() if name in names), "outside")
+    return next((cause for cause, names in SELF_MADE.items() if name in names), "outside")
 
 
 def ending(status: int) -> str:

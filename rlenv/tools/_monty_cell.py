@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlenv._base.bounded import encodable
-from rlenv.concurrency.processes import work_of
+from rlenv.concurrency.processes import cause_of, work_of
 from rlenv.errors import ToolFailed
 from rlenv.tools._cell import Outcome, plain
 from rlenv.tools._zygote import is_plain
@@ -339,9 +339,9 @@ def _can_look() -> bool:
 
 def _how(text: str) -> str:
     """The reason of a crash: no code has its own worker killed, but it may find what breaks it."""
-    if any(name in text for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")):
-        return "worker"
-    return "failed" if "SIG" in text or "exit" in text else "killed"
+    if found := re.search(r"signal: (\d+)", text):
+        return "worker" if cause_of(-int(found[1])) == "outside" else "failed"
+    return "failed" if "exit" in text else "killed"
 
 
 def _never_called(*args: Any, **kwargs: Any) -> None:

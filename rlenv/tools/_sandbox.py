@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlenv.concurrency.deadline import bounded_by_itself
-from rlenv.concurrency.processes import Delays, only_child, work_of
+from rlenv.concurrency.processes import Delays, cause_of, ending, only_child, work_of
 from rlenv.errors import EpisodeError, ToolFailed, UsageError
 from rlenv.tools import _exchange, _matching, _zygote
 from rlenv.tools._bubblewrap import NOBODY, Handshake, check_bubblewrap, has_other_user, read_only
@@ -317,9 +317,10 @@ def _outcome(
     if answer is None or not answer["has_begun"]:
         return Outcome(output, error=_GONE, reason="worker")
     status, cpu_s = answer["status"], answer["cpu_s"]
-    if status == -signal.SIGXCPU or (status == -signal.SIGKILL and cpu_s >= spec.time_s):
+    if status in (-signal.SIGXCPU, -signal.SIGKILL) and cpu_s >= spec.time_s:
         return Outcome(output, error=late, reason="timeout")
-    if -status in (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM):  # no code can do that to itself
+    is_from_outside = cause_of(status) == "outside" and -status not in _zygote.OWN_SIGNALS
+    if is_from_outside or status == -signal.SIGXCPU:  # no code can do that to itself
         return Outcome(output, error="the code's process was killed from outside; try again", reason="worker")
     found = read_result(said, token) if status == 0 else None
     if found is None:
@@ -334,11 +335,9 @@ def _late(spec: CodeLimits) -> str:
 
 
 def _how(status: int) -> str:
-    if status < 0 and -status in set(signal.Signals):
-        return signal.Signals(-status).name
     if status == 0:
         return "it ended its process before its last statement"
-    return f"it ended its process with status {status}"
+    return f"it ended its process with {ending(status)}" if status > 0 else ending(status)
 
 
 class Sandboxes:

@@ -7,6 +7,7 @@ The calls and their numbers stand in `_seccomp.toml`. A filter is classic BPF ov
 from __future__ import annotations
 
 import platform
+import signal
 import struct
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -14,7 +15,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
+from rlenv.concurrency.processes import SELF_MADE
 from rlenv.errors import UsageError
+from rlenv.tools._zygote import OWN_SIGNALS
 
 _ALLOW = 0x7FFF0000
 _REFUSE = 0x00050000  # with the error number in the lower bits
@@ -33,7 +36,8 @@ _RECENT = 424
 _CLONE_THREAD = 0x00010000
 _CLONE_NEW = 0x7E020080  # namespaces of any kind
 _MAP_HUGETLB = 0x00040000
-_STOPS = (1, 2, 9, 15, 19, 20, 21, 22)  # HUP, INT, KILL, TERM, STOP, TSTP, TTIN, TTOU
+# What a process may send itself: what it may handle, and what it can bring upon itself without sending anything.
+_OWN = [0, *OWN_SIGNALS, *(signal.Signals[name] for names in SELF_MADE.values() for name in names if name != "SIGXCPU")]
 _FCNTL = (*range(8), 36, 37, 38, 1030, 1032, 1034)  # neither owners and signals of a descriptor, nor sizes of pipes
 _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
 # TIOCSTI, TIOCLINUX and the flags of an inode.
@@ -88,9 +92,9 @@ def _none_of(argument: int, values: Iterable[int], *, error: int = _EPERM) -> by
     return _load(argument) + tests + _ALLOWED
 
 
-def _own_signal(signal: int) -> bytes:
-    """The process itself, and nothing that others stop or kill it by: how it ended says whose doing that was."""
-    return _load(0) + _unless_equal(OWN_PID, _REFUSED) + _none_of(signal, _STOPS)
+def _own_signal(number: int) -> bytes:
+    """The process itself, and nothing that others stop or end it by: how it ended says whose doing that was."""
+    return _load(0) + _unless_equal(OWN_PID, _REFUSED) + _one_of(number, _OWN)
 
 
 def _null(argument: int) -> bytes:

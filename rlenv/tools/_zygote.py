@@ -48,6 +48,7 @@ MAX_DEPTH = 20
 MAX_PARTS = 2_000
 RESULT = 63  # the last descriptor that the limit leaves
 CHANNEL = 62
+OWN_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)  # code may handle them, and send them to itself
 
 NOSUID, NODEV, NOEXEC, READ_ONLY, REMOUNT, BIND, DETACH = 2, 4, 8, 1, 32, 4_096, 2
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -67,6 +68,8 @@ def serve() -> None:
     host = socket.socket(fileno=0)
     # Process 1 gets no signal that it has no handler for, and code is ended by one: Python's own is for SIGINT.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for number in OWN_SIGNALS:  # batch systems warn all processes of a job by these, which ends no code here
+        signal.signal(number, signal.SIG_IGN)
     LIBC.prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: no process of the same user may look into this one
     with open("/setting", "rb") as file:
         setting = json.loads(file.read())

@@ -408,6 +408,8 @@ def test_what_code_does_to_itself_is_its_own(sandbox: str, code: str, reason: st
         "import signal\nsignal.raise_signal(signal.SIGTERM)",
         "import signal\nsignal.raise_signal(signal.SIGINT)",
         "import ctypes, os\nctypes.CDLL(None).kill(os.getpid(), 1)\nos.abort()",
+        "import signal\nsignal.signal(signal.SIGUSR1, signal.SIG_DFL)\nsignal.raise_signal(signal.SIGUSR1)",
+        "import signal\nsignal.alarm(1)\nsignal.pause()",
         "import signal\nsignal.raise_signal(signal.SIGXCPU)",
         "import os\nfor fd in range(64):\n    try: os.close(fd)\n    except OSError: pass",
         "import sys\nsys.setrecursionlimit(10**9)\ndef f(): return f()\nf()",
@@ -433,6 +435,11 @@ BWRAP, FORKS, CODE = 0, 1, 2
         # What supervisors send to all processes of a service that is to end.
         (signal.SIGTERM, CODE, "worker"),
         (signal.SIGINT, CODE, "worker"),
+        # What batch systems warn a job's processes by, before its time is up; the first is ignored.
+        (signal.SIGUSR1, CODE, "timeout"),
+        (signal.SIGQUIT, CODE, "worker"),
+        (signal.SIGXCPU, CODE, "worker"),
+        (signal.SIGRTMAX, CODE, "worker"),
         (signal.SIGSTOP, CODE, "stalled"),
         (signal.SIGSTOP, FORKS, "stalled"),
     ],
@@ -442,10 +449,13 @@ def test_a_sandbox_that_is_stopped_or_killed_from_outside_is_the_infrastructures
 ) -> None:
     code = "import time\ntime.sleep(0.7)" if (number, place) == (signal.SIGSTOP, FORKS) else "while True: pass"
     result = ended_while(compiled(time_s=1.0), code, send(number, place), processes=3)
-    assert (result.reason, result.whose) == (reason, "infrastructure")
+    assert (result.reason, result.whose) == (reason, "policy" if reason == "timeout" else "infrastructure")
 
 
-@pytest.mark.parametrize(("number", "reason"), [(signal.SIGKILL, "worker"), (signal.SIGSTOP, "stalled")])
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [(signal.SIGKILL, "worker"), (signal.SIGUSR1, "worker"), (signal.SIGRTMAX, "worker"), (signal.SIGSTOP, "stalled")],
+)
 def test_a_worker_of_monty_that_is_stopped_or_killed_from_outside_is_the_infrastructures(
     number: int, reason: str
 ) -> None:
