@@ -117,7 +117,10 @@ class UnfitTemplate(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A compiled template. `names` are the top-level names that it reads; `paths` the dotted ones (`task.question`)."""
+    """A compiled template. `names` are the top-level names that it reads; `paths` the dotted ones (`task.question`).
+
+    One that `is_plain` writes what it reads as it is; any other may take long over a long text.
+    """
 
     source: str
     names: frozenset[str]
@@ -125,6 +128,7 @@ class Template:
     _text: Callable[..., str]
     _value: Callable[..., Any] | None
     _head: Callable[..., str] | None = None
+    is_plain: bool = False
 
     @property
     def is_constant(self) -> bool:
@@ -350,7 +354,7 @@ def _compiled(source: str) -> Template:
         value = _environment.compile_expression(single[1], undefined_to_none=False) if single else None
         text, value = _quick(tree, compiled.render, value)
         names = frozenset(meta.find_undeclared_variables(tree))
-        return Template(source, names, _paths(tree), text, value, _head(tree))
+        return Template(source, names, _paths(tree), text, value, _head(tree), _plain(tree) is not None)
     except jinja2.TemplateSyntaxError as error:
         raise TemplateError(error.message or "syntax error", line=error.lineno) from error
     except TemplateError:

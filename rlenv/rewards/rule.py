@@ -88,11 +88,14 @@ def compile_for_context(value: Any, *, where: str, names: frozenset[str] = _NAME
         if _OF_THE_POLICY & set(template.names):
             over_policy.append(template)
     reads_said = any("said" in template.names for template in over_policy)
+    changes_answer = any("answer" in template.names and not template.is_plain for template in over_policy)
     if isinstance(value, str) and (column := _COLUMN.fullmatch(value.strip())):
         return _column(column[1], where)
     fill = compile_value(value)
 
     def filled(context: RewardContext, item: Any = None) -> Any:
+        if changes_answer and len(context.answer or "") > _MAX_SAID:
+            raise UnfitAnswer(f"{where}: the answer is longer than the {_MAX_SAID:,} characters that are looked at")
         values = {
             "task": context.task,
             "vars": context.vars,

@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema_rs
 import orjson
 
-from rlenv._base.bounded import cut_end
+from rlenv._base.bounded import cut_end, size
 from rlenv._base.paths import RefusedPath, leads_out, real
 from rlenv._base.schemas import BoundedValidator
 from rlenv._base.text import did_you_mean, parts_of
@@ -39,6 +39,7 @@ _MAX_SHOWN = 60
 _MAX_LISTED = 1_000
 _MAX_FAULTS = 3
 _MAX_OPTIONS = 100
+_MAX_CHANGED = 65_536  # filters and methods of a template may take a microsecond a character, on the event loop
 _NO_RESOURCES: Mapping[str, Any] = {}
 # Keywords that can bring in arguments which `properties` does not name.
 _OPEN = frozenset(
@@ -287,9 +288,13 @@ def compile_filling(
         check_resources(text, key=place, resources=resources)
     marked, with_secrets = set_aside(value)
     fill = templates.compile_value(marked)
-    names = {name for text in templates.texts_in(value) for name in templates.compile_template(text).names}
+    read = [templates.compile_template(text) for text in templates.texts_in(value)]
+    names = {name for template in read for name in template.names}
+    changes_args = any("args" in template.names and not template.is_plain for template in read)
 
     def filled(*, args: Any, task: Any, resources: Any = _NO_RESOURCES) -> Any:
+        if changes_args and size(args, _MAX_CHANGED) > _MAX_CHANGED:
+            raise ToolFailed(f"the arguments are longer than {_MAX_CHANGED:,} characters", reason="too_large")
         try:
             return with_secrets(fill(args=args, task=task, resources=resources, vars=vars))
         except templates.TemplateError as error:

@@ -21,6 +21,7 @@ from rlenv.hosts.link import Socket
 from rlenv.hosts.openenv import ServerWorld, _text_of
 from rlenv.messages import Message, ToolCall
 from rlenv.runs import files as record
+from rlenv.tools.arguments import compile_filling
 from rlenv.trajectory import Trajectory
 from tests.support.environments import Make
 
@@ -364,6 +365,22 @@ def test_a_name_or_a_form_that_a_call_gives_and_nothing_takes_is_the_policys(nam
         environment = make_environment(text, tools=TOOLS, tools__tell=one, **more)
         found = play(environment, ToolCall("tell", {"name": name}))
         assert (found.turns[0].results[0].whose, found.reward.total) == ("policy", 0)
+
+
+@pytest.mark.parametrize(
+    ("read", "longest"),
+    [("{{ args.name | trim }}", 65_536), ("{{ args.name.split(',') }}", 65_536), ("{{ args.name }}", 1e6)],
+)
+def test_a_template_that_changes_an_argument_takes_no_very_long_one(read: str, longest: float) -> None:
+    """A filter may take a microsecond a character, on the event loop."""
+    fill = compile_filling(read, key="body", parameters={"properties": {"name": {"type": "string"}}}, vars={})
+    for length in (60_000, 66_000, 900_000):
+        if length <= longest:
+            assert "".join(fill(args={"name": "x" * length}, task={})) == "x" * length
+        else:
+            with pytest.raises(ToolFailed) as raised:
+                fill(args={"name": "x" * length}, task={})
+            assert raised.value.reason == "too_large"
 
 
 @pytest.mark.parametrize(("read", "said"), [("result.vlaue.done", "did you mean 'value'"), ("result.zq", "it has: ")])

@@ -448,6 +448,13 @@ def test_of_a_long_talk_the_end_is_seen() -> None:
     assert measure("value", where, value="{{ said | length }}").value == 65_536
 
 
+@pytest.mark.parametrize(("length", "value"), [(65_536, 1.0), (65_537, 0.0)])
+def test_a_template_that_changes_an_answer_takes_no_very_long_one(length: int, value: float) -> None:
+    for template in ("{{ answer | upper | length > 0 }}", "{{ answer.split(',') | map('trim') | list | length }}"):
+        assert measure("value", reward_context(answer="x" * length), value=template).value == value
+    assert measure("value", reward_context(answer="0" * (length - 1) + "1"), value="{{ answer }}").value == 0
+
+
 def test_an_answer_that_a_value_cannot_be_made_of_is_worth_nothing() -> None:
     for answer, template in (
         ("?", "{{ 1 / (answer | int) }}"),
