@@ -15,12 +15,13 @@ from rlenv.checks.odd_parts import check_parts
 from rlenv.checks.odd_play import check_played
 from rlenv.checks.odd_prompts import check_prompts
 from rlenv.checks.odd_rows import check_rows
+from rlenv.checks.odd_scorers import check_scorers
 from rlenv.checks.odd_terms import check_terms
 from rlenv.checks.oracle import check_gold, check_oracle
 from rlenv.checks.reader import check_meaning
 from rlenv.checks.sites import check_braces, check_filled, check_shown, check_templates
 from rlenv.checks.subject import Subject, subject_of
-from rlenv.checks.surface import check_dialect, check_rewards, check_scorers, check_surface
+from rlenv.checks.surface import check_dialect, check_rewards, check_surface
 from rlenv.endpoints import Endpoint
 from rlenv.errors import Finding, SpecError
 from rlenv.language.document import SourceDocument, read_source
