@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from rlenv._base.paths import RefusedPath, finder, is_file, is_folder, names_in
 from rlenv._base.text import did_you_mean, nearest, strings_in
-from rlenv.checks.subject import PATTERNS, Subject, all_golds, gold_columns, gold_term
+from rlenv.checks.subject import PATTERNS, Subject, all_golds, gold_columns, gold_term, prompt_texts
 from rlenv.episodes.compile import bases_of, entry_fault
 from rlenv.errors import Finding, UsageError
 from rlenv.images import UnreadableImage, image_of, listed, mime_of
@@ -203,7 +203,7 @@ def check_stores(subject: Subject) -> Iterator[Finding]:
 
 def _machines(subject: Subject) -> Iterator[Finding]:
     """What tests compare with, in the machine or the folder that the policy works in, and files that they never see."""
-    loaded, prompt = subject.loaded, str(subject.document.get("prompt"))[:20_000]
+    loaded, prompt = subject.loaded, "\n".join(text for _, text in prompt_texts(subject.loaded.spec.prompt))[:20_000]
     for name, one in loaded.spec.resources.items():
         folder = loaded.base_of(f"resources.{name}.path") / str(getattr(one, "path", None) or "?")
         files = itertools.islice(folder.rglob("*"), _MOST_ROWS) if folder.is_dir() else ()
@@ -228,7 +228,8 @@ def _is_of_tests(path: str) -> bool:
 def _unseen(subject: Subject, key: str, reward: Any, machine: Any, command: str, prompt: str) -> Iterator[Finding]:
     """A file that the prompt asks for and tests read elsewhere, or where nothing of the episode is kept."""
     read, told = ({*filter(PATTERNS.own_path.fullmatch, PATTERNS.path.findall(text))} for text in (command, prompt))
-    pairs = [(mine, theirs) for mine in sorted(told) for theirs in sorted(read)
+    asked = {*PATTERNS.written_to.findall(prompt)}
+    pairs = [(mine, theirs) for mine in sorted(told, key=lambda one: (one not in asked, one)) for theirs in sorted(read)
              if os.path.dirname(mine) == os.path.dirname(theirs) and not PATTERNS.tests.search(theirs)
              and os.path.splitext(mine)[1] == os.path.splitext(theirs)[1]]  # fmt: skip
     if pairs and not read & told:
@@ -243,10 +244,16 @@ def _unseen(subject: Subject, key: str, reward: Any, machine: Any, command: str,
         yield subject.say("odd-file/no-number", f"rewards.{key}.command")
     keep = (reward.keep or [cwd]) if reward.collect is None else ["/"]
     if isinstance(keep, (list, tuple)) and not any("{" in path for path in (str(cwd), *keep)):
-        written = sorted(path for path in {*PATTERNS.written_to.findall(prompt)} & {*PATTERNS.path.findall(command)}
+        written = sorted(path for path in asked & {*PATTERNS.path.findall(command)}
                          if not any(Path(path).is_relative_to(kept) for kept in keep))  # fmt: skip
         for path in written[:1]:
-            yield subject.say("odd-file/not-kept", f"rewards.{key}", path, os.path.dirname(path), at="key")
+            yield subject.say(
+                "odd-file/not-kept",
+                f"rewards.{key}",
+                path,
+                ", ".join((*(reward.keep or ()), os.path.dirname(path))),
+                at="key",
+            )
 
 
 def _corpus(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from rlenv.checks.odd_parts import Told, cut_answers, empty_golds, told_by_tools, unmeasurable
+from rlenv.checks.odd_scorers import undone, unearned
 from rlenv.checks.odd_terms import came_otherwise, long_episodes, told_otherwise
 from rlenv.checks.subject import PATTERNS, ReadSplit, Subject, gold_answer, gold_term, is_condition, step_at, written
 from rlenv.episodes.environment import Environment
@@ -97,8 +98,9 @@ def check_played(subject: Subject) -> Iterator[Finding]:
     yield from told_otherwise(subject, played.oracle)
     yield from told_by_tools(subject, played.told, played.oracle)
     yield from (unread := list(_unread_golds(subject, played)))
+    yield from () if unread else undone(subject, played.ways.get(_WRONG[0], {}))
     has_oracle = bool(subject.loaded.spec.oracle)
-    yield from (found := unread or list(_oracles(subject, played) if has_oracle else _unearned(subject, played)))
+    yield from (found := unread or list(_oracles(subject, played) if has_oracle else unearned(subject, played.oracle)))
     yield from () if found else unmeasurable(subject, played.ways, played.oracle)
     told = {key: got for key, got in played.oracle.items() if not any(_UNKNOWN in turn.action for turn in got.turns)}
     played.oracle = told
@@ -176,7 +178,8 @@ async def _play(subject: Subject, played: TriedPlays) -> None:
         await _call_tools(subject, environment, played, name, rows)
         for way, actions in _ways(subject, parts.tools):
             got = played.ways.setdefault(way, {})
-            for index in rows:
+            is_of_all = way == _WRONG[0] and any(one.kind == "state" for one in spec.rewards.values())
+            for index in range(min(len(split.rows), _ROWS)) if is_of_all else rows:
                 got[name, index] = await _once(environment, name, index, actions)
         golds = {index: played.oracle[name, index] for index in rows if (name, index) in played.oracle}
         answers = {index: one.answer for index, one in golds.items() if one.answer}
@@ -243,7 +246,9 @@ async def _from_columns(
 def _right(subject: Subject, split: ReadSplit, index: int, tools: Mapping[str, Tool]) -> str | Message | None:
     """The row's own gold value as an answer; None where it has none, or other terms ask for more than an answer."""
     term = gold_term(subject)
-    gold = gold_answer(subject, term, split, index) if term is not None and term.spec.usual_weight > 0 else None
+    if term is None or not _compares(subject, term.name, term.spec):
+        return None
+    gold = gold_answer(subject, term, split, index)
     return written(subject, gold, tools) if gold is not None else None
 
 
@@ -423,28 +428,3 @@ def _worth(subject: Subject, played: TriedPlays) -> Iterator[Finding]:
             yield subject.say("paid-for-nothing/term", f"rewards.{name}", name, highest, least, at="key")
         elif least > 0 and _compares(subject, name, reward) and not is_own(reward):
             yield subject.say("paid-for-nothing/each", f"rewards.{name}", name, least, highest or 0, at="key")
-
-
-def _unearned(subject: Subject, played: TriedPlays) -> Iterator[Finding]:
-    """The first row whose own gold value, given as the answer, does not earn what it should."""
-    term = gold_term(subject)
-    for (split, index), got in played.oracle.items():
-        value = value_of(got, term.name) if term is not None else None
-        measured = got.reward.terms.get(term.name) if term is not None else None
-        if term is not None and measured is not None and measured.status == "invalid" and term.spec.kind == "verify":
-            given = (index + 1, split, measured.error[:160])
-            yield subject.say("gold-not-earned/invalid", f"rewards.{term.name}.expect", *given)
-            return
-        if term is not None and value is not None and value < 1 and term.spec.range is None:
-            at, read = subject.gold_at(term), got.answer and got.answer[:60]
-            key = "value" if at.count(".") > 1 else "key"
-            yield subject.say("gold-not-earned/of-row", at, index + 1, split, value, read, at=key)
-            return
-        if term is not None and value == 1 and got.success is False and subject.asked == [term.name]:
-            yield subject.say("wrong-success/of-gold", "success", index + 1, split)
-            return
-    whole = term is not None and getattr(term.spec, "rule", "") in ("exact_match", "f1", "json_match", "numeric_match")
-    for name, spec in subject.loaded.spec.rewards.items() if whole and len(played.oracle) > 1 else ():
-        values = {value_of(got, name) for got in played.oracle.values()}
-        if getattr(spec, "of", "") == "answer" and spec.usual_weight > 0 and values == {0.0}:
-            yield subject.say("gold-not-earned/of-term", f"rewards.{name}", name, len(played.oracle), at="key")

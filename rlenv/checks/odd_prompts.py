@@ -370,8 +370,8 @@ def _user(subject: Subject) -> Iterator[Finding]:
         return
     replies, stops = getattr(user, "replies", ()), stops_of(user)
     said = max((_said(subject, replies, row) for _, row in subject.each(_MOST_ROWS)), default=len(replies))
-    if said >= subject.limits.turns:
-        yield subject.say("limits/replies", "user.replies", said, subject.limits.turns, said + 1)
+    if (needed := said + bool(spec.prompt.asks)) > subject.limits.turns:  # else the first reply is what it asks
+        yield subject.say("limits/replies", "user.replies", said, subject.limits.turns, needed)
     ends = [index for index, reply in enumerate(replies[:-1]) if any(stop in reply for stop in stops)]
     for index in ends[:1]:
         yield subject.say("user-ends/early-reply", "user.replies", index + 1)

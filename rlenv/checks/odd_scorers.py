@@ -2,27 +2,192 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
+import json
+import math
 import re
 from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 from rlenv._base.text import strings_in
 from rlenv.checks.odd_rows import asked_of
-from rlenv.checks.subject import PATTERNS, Subject
+from rlenv.checks.subject import PATTERNS, Subject, demands, fixed_text, gold_answer, gold_term
 from rlenv.errors import Finding
-from rlenv.language.kinds import kind_of
-from rlenv.language.spec import RewardSpec
+from rlenv.language.expressions import compile_expression
+from rlenv.language.kinds import gold_in, kind_of
+from rlenv.language.spec import RewardSpec, ToolSpec
 from rlenv.language.templates import TemplateError, compile_template, compile_value
+from rlenv.rewards.base import Term
+from rlenv.rewards.rows import orders_rows
+from rlenv.runs.summary import value_of
+from rlenv.tools.arguments import ArgumentCheck
+from rlenv.trajectory import Trajectory
+
+_TWO_VALUED: Final = frozenset("exact_match numeric_match math_equal contains regex json_schema answered".split())
+_CALL_IN_JSON: Final = re.compile(
+    r'\{\s*"name"\s*:\s*"([\w.-]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(\{[^{}]*\})\s*\}'
+)
 
 
 def check_scorers(subject: Subject) -> Iterator[Finding]:
-    """Warnings of judges that are not told enough or have another scale in each place, and of hidden tests."""
-    for name, reward in subject.loaded.spec.rewards.items():
+    """Warnings of terms and helpers that the prompt, the rows or their own entries speak against."""
+    spec = subject.loaded.spec
+    for name, reward in spec.rewards.items():
+        path = f"rewards.{name}"
         if reward.kind == "judge":
-            yield from _scale(subject, f"rewards.{name}", reward)
-            yield from _blind(subject, f"rewards.{name}", reward)
+            yield from _scale(subject, path, reward)
+            yield from _blind(subject, path, reward)
         if reward.kind == "tests":
-            yield from _tests(subject, f"rewards.{name}", reward)
+            yield from _tests(subject, path, reward)
+            yield from _asked_code(subject, path, reward)
+        if reward.kind == "group" and getattr(reward, "of", None) in spec.rewards:
+            yield from _pinned(subject, path, reward)
+        if reward.kind == "workspace" and getattr(reward, "by", "") == "status":
+            yield from _status(subject, path, reward)
+    for term in subject.terms:
+        if getattr(getattr(term.spec, "compare", None), "order", "") == "never":
+            yield from _unordered(subject, term)
+        found = re.fullmatch(r"\s*\{\{\s*task\.(\w+)\s*\}\}\s*", str(gold_in(term.spec)))
+        if getattr(term.spec, "mode", "") == "all" and found is not None and PATTERNS.aliases.fullmatch(found[1]):
+            yield subject.say("odd-gold/all-aliases", f"rewards.{term.name}.mode", found[1])
+    for name, entry in spec.tools.items():
+        yield from _helper(subject, f"tools.{name}", entry)
+    yield from _shown_forms(subject)
+    yield from _shown_calls(subject)
+
+
+def _pinned(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
+    """A group that compares a term of two values behind a gate that only one of them opens."""
+    of = getattr(spec, "of", "")
+    gate = compile_expression(spec.gate or "1 > 0", names=subject.loaded.spec.rewards, by_row=True)
+    is_plain = getattr(subject.loaded.spec.rewards[of], "rule", "") in _TWO_VALUED and not gate.columns
+    opened = [value for value in (0.0, 1.0) if is_plain and [*gate.names] == [of] and gate({of: value})]
+    if len(opened) == 1:
+        yield subject.say("constant-term/pinned", f"{path}.gate", spec.gate, of, opened[0])
+
+
+def _unordered(subject: Subject, term: Term) -> Iterator[Finding]:
+    """Rows that are compared in any order where the prompt asks for one, and gold queries sort."""
+    found = next((match for one in demands(subject) if (match := PATTERNS.in_order.search(one))), None)
+    for split in subject.splits.values() if found is not None else ():
+        golds = [gold_answer(subject, term, split, index) for index in range(min(len(split.rows), 200))]
+        if found is not None and golds and all(gold is not None and orders_rows(gold) for gold in golds):
+            yield subject.say("other-rule/unordered", f"rewards.{term.name}.compare", found[0], at="key")
+            return
+
+
+def _status(subject: Subject, path: str, spec: Any) -> Iterator[Finding]:
+    """Tests of a machine whose last command ends well whatever they find."""
+    text, folder = str(spec.command), subject.loaded.base_of(f"{path}.tests") / str(spec.tests or "?")
+    script = PATTERNS.script.search(text)
+    if script is not None and len(text.strip().splitlines()) == 1:
+        file = folder / script[1]
+        if not file.is_file():
+            return
+        text = file.read_text(encoding="utf-8", errors="replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    ends = [*(one for one, after in itertools.pairwise(lines) if re.match(r"(?:el(?:se|if)|fi)\b", after)), *lines[-1:]]
+    leaves = ends[:-1] if lines and lines[-1] == "fi" else lines[-1:]
+    if leaves and not PATTERNS.may_fail.search(text) and all(map(PATTERNS.well.match, leaves)):
+        yield subject.say("any-answer/status", f"{path}.command", script[1] if script else "the command", at="key")
+
+
+def _helper(subject: Subject, path: str, entry: ToolSpec) -> Iterator[Finding]:
+    """An agent of one turn whose spec has tools, and functions that the prompt promises to code that has them not."""
+    if entry.kind == "agent" and getattr(entry, "turns", None) == 1:
+        file = subject.loaded.base_of(f"{path}.spec") / str(getattr(entry, "spec", "?"))
+        text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+        if re.search(r"(?m)^tools:(?!\s*\{\s*\})", text):
+            yield subject.say("limits/agent", f"{path}.turns")
+    spec, called = subject.loaded.spec, getattr(entry, "tools", ())
+    codes = [one for one in spec.tools.values() if one.kind == "code"]
+    if entry.kind != "code" or len(codes) > 1 or getattr(entry, "sandbox", "monty") != "monty":
+        return
+    for one in [one for one in _sentences(subject) if PATTERNS.in_code.search(one)]:
+        lost = [name for name in spec.tools if name not in called and re.search(rf"\b{re.escape(name)}\(", one)]
+        if lost and spec.tools[lost[0]] is not entry:
+            yield subject.say("no-way/code-calls", f"{path}.tools", lost[0], at="key")
+            return
+
+
+def _sentences(subject: Subject) -> list[str]:
+    """The sentences of the fixed text, also those that forbid something, and those of several lines."""
+    return re.split(r"(?<=[.!?])\s+|\n\s*\n", re.sub(r"\n(?=\S)", " ", fixed_text(subject)))
+
+
+def _shown_forms(subject: Subject) -> Iterator[Finding]:
+    """An answer that the prompt shows inside of marks of thinking, or in capitals other than its pattern's."""
+    answer, fixed, parts = subject.loaded.spec.answer, fixed_text(subject), subject.compiled.parts
+    form = {"tag": f"<{answer.tag}>", "boxed": "\\boxed"}.get(answer.from_, "")
+    thoughts = re.findall(r"(?s)<think>((?:(?!<think>).)*?)</think>", fixed) if form else []
+    is_read = parts is not None and parts.dialect.parse("<think>zq</think>x", parts.tools).thinking
+    if is_read and any(form in one for one in thoughts) and form not in re.sub(r"(?s)<think>.*?</think>", "", fixed):
+        yield subject.say("answer-form/in-thinking", "prompt", form, at="key")
+    pattern = answer.pattern or ""
+    if answer.from_ == "regex" and not re.search(r"\(\?[a-z]*i|\|", pattern):
+        bare = re.sub(r"\\[A-Za-z]|\(\?[^)]*\)|\[[^\]]*\]", " ", pattern)
+        for word in re.findall(r"[^\W\d_]{3,}", bare):
+            if word not in fixed and (told := re.search(rf"(?i)\b{word}\b", fixed)) is not None:
+                yield subject.say("answer-form/capitals", "answer.pattern", told[0], word)
+                return
+
+
+def _shown_calls(subject: Subject) -> Iterator[Finding]:
+    """A call that the prompt shows as an example, and that its tool does not take."""
+    for name, text in _CALL_IN_JSON.findall(fixed_text(subject)):
+        try:
+            given = json.loads(text)
+        except ValueError:
+            continue
+        tool = subject.tools.get(name)
+        is_hole = any(re.search(r"[<\ufffc…]|\.\.\.|^[A-Z_]{3,}$", str(value)) for value in given.values())
+        if tool is not None and not is_hole and not (check := ArgumentCheck(tool.parameters, tool=name)).fits(given):
+            yield subject.say("odd-example/in-prompt", "prompt", name, check.explain(given)[:160], at="key")
+            return
+
+
+def _asked_code(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
+    """A program that is asked for and not tested, and a signature that the tests do not call."""
+    is_program = getattr(spec, "stdin", None) is not None
+    asked = PATTERNS.no_printing if is_program else PATTERNS.prints
+    # Tests of one gate's rows, or of another form beside these, are not all that the prompt speaks of.
+    others = [one for one in subject.loaded.spec.rewards.values() if one.kind == "tests" and one is not spec]
+    found = next((match for one in _sentences(subject) if (match := asked.search(one))), None)
+    if found is not None and not others and spec.gate is None and "task" not in str(getattr(spec, "entry", "")):
+        key = "answer-form/no-program" if is_program else "answer-form/no-function"
+        yield subject.say(key, path, found[0][:60], at="key")
+    if getattr(spec, "calls", None) is None or not getattr(spec, "entry", None):
+        return
+    entry, fill = compile_template(getattr(spec, "entry", "")), compile_value(getattr(spec, "calls", None))
+    for one in asked_of(subject):
+        for index, text in enumerate(one.texts[:1_000]):
+            values = {"task": one.split.rows[index], "vars": subject.loaded.spec.vars}
+            name = re.split(r"\W+", entry.text(**values).rstrip("() "))[-1]
+            takes = _parameters(text, name) if name else None
+            tests = fill(**values) if takes is not None else None
+            counts = [len(test["args"]) + len(test.get("kwargs") or ()) for test in tests if isinstance(test, Mapping)
+                      and isinstance(test.get("args"), list)] if isinstance(tests, list) else []  # fmt: skip
+            if takes is not None and (odd := [count for count in counts if not takes[0] <= count <= takes[1]]):
+                where = f"row {index + 1} of split '{one.split.name}'"
+                told = f"{takes[0]}" if takes[0] == takes[1] else f"{takes[0]} to {takes[1]:g}"
+                yield subject.say("gold-calls/signature", f"{path}.calls", where, name, odd[0], told)
+                return
+
+
+def _parameters(text: str, name: str) -> tuple[int, float] | None:
+    """The fewest and the most values that the only signature of `name` in a text takes; None where it has none."""
+    found = set(re.findall(rf"\bdef {re.escape(name)}(\([^()]*(?:\([^()]*\)[^()]*)*\))", text))
+    if len(found) != 1:
+        return None
+    try:
+        node = ast.parse(f"def f{found.pop()}: 0").body[0]
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+    given = getattr(node, "args", ast.arguments([], [], None, [], [], None, []))
+    every = [one for one in (*given.posonlyargs, *given.args, *given.kwonlyargs) if one.arg not in ("self", "cls")]
+    usual = len(given.defaults) + sum(one is not None for one in given.kw_defaults)
+    return len(every) - usual, math.inf if given.vararg or given.kwarg else len(every)
 
 
 def _scale(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
@@ -51,7 +216,10 @@ def _scale(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     worst = [text for text in ends
              if (float(PATTERNS.step.findall(text)[0]) == low) == bool(PATTERNS.fine.search(text))]  # fmt: skip
     is_fine = any(map(PATTERNS.fine.search, ends)) and not any(map(PATTERNS.bad.search, ends))
-    if len(ends) > 1 and len(worst) == len(ends) and is_fine:
+    ill = [text for text in ends if PATTERNS.ill.match(text)]
+    is_ill = spec.usual_weight > 0 and [float(PATTERNS.step.findall(text)[0]) for text in ill] == [high]
+    if len(ends) > 1 and ((len(worst) == len(ends) and is_fine) or is_ill):
+        worst = ill if is_ill else worst
         yield subject.say("other-scale/upside-down", f"{path}.rubric", worst[0][:60], at="key")
     endpoints = {getattr(spec, "endpoint", None), *(one.endpoint for one in getattr(spec, "judges", ()))}
     for name in sorted(endpoints & {*subject.loaded.spec.endpoints}):
@@ -124,3 +292,40 @@ def _tests(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
             if not re.search(rf"\b{re.escape(name)}\b", text):
                 yield subject.say("untold-name/entry", f"{path}.entry", name, index + 1, one.split.name)
                 return
+
+
+def undone(subject: Subject, silent: Mapping[tuple[str, int], Trajectory]) -> Iterator[Finding]:
+    """Gold calls that are to change something and leave all as it was, so that silence is right."""
+    for (split, index), got in silent.items():
+        for name, spec in subject.loaded.spec.rewards.items() if got.reward.terms else ():
+            if spec.kind != "state" or spec.usual_weight <= 0 or value_of(got, name) != 1:
+                continue
+            gold = str(compile_value(gold_in(spec))(task=got.task, vars=subject.loaded.spec.vars))
+            if any(tool.mutates and re.search(rf"\b{re.escape(tool.name)}\b", gold) for tool in subject.tools.values()):
+                yield subject.say("gold-calls/no-change", f"rewards.{name}", index + 1, split, at="key")
+                return
+
+
+def unearned(subject: Subject, oracle: Mapping[tuple[str, int], Trajectory]) -> Iterator[Finding]:
+    """The first row whose own gold value, given as the answer, does not earn what it should."""
+    term = gold_term(subject)
+    for (split, index), got in oracle.items():
+        value = value_of(got, term.name) if term is not None else None
+        measured = got.reward.terms.get(term.name) if term is not None else None
+        if term is not None and measured is not None and measured.status == "invalid" and term.spec.kind == "verify":
+            given = (index + 1, split, measured.error[:160])
+            yield subject.say("gold-not-earned/invalid", f"rewards.{term.name}.expect", *given)
+            return
+        if term is not None and value is not None and value < 1 and term.spec.range is None:
+            at, read = subject.gold_at(term), got.answer and got.answer[:60]
+            key = "value" if at.count(".") > 1 else "key"
+            yield subject.say("gold-not-earned/of-row", at, index + 1, split, value, read, at=key)
+            return
+        if term is not None and value == 1 and got.success is False and subject.asked == [term.name]:
+            yield subject.say("wrong-success/of-gold", "success", index + 1, split)
+            return
+    whole = term is not None and getattr(term.spec, "rule", "") in ("exact_match", "f1", "json_match", "numeric_match")
+    for name, spec in subject.loaded.spec.rewards.items() if whole and len(oracle) > 1 else ():
+        values = {value_of(got, name) for got in oracle.values()}
+        if getattr(spec, "of", "") == "answer" and spec.usual_weight > 0 and values == {0.0}:
+            yield subject.say("gold-not-earned/of-term", f"rewards.{name}", name, len(oracle), at="key")
