@@ -23,13 +23,14 @@ from rlenv._base.text import all_known
 from rlenv.calls.cache import forget_episode
 from rlenv.calls.guard import CallGuard, Notes, close_store
 from rlenv.calls.runner import Runner
-from rlenv.calls.taped import FailureLog, broken, ended, failed, late, not_run, quick_result, refused, slow_result
+from rlenv.calls.taped import broken, ended, failed, late, not_run, quick_result, refused, slow_result
 from rlenv.concurrency.deadline import CallSlots, Expired, begin
 from rlenv.concurrency.lanes import Lane, entered, here
 from rlenv.concurrency.scope import ended as all_ended
 from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import EpisodeError, ToolFailed
 from rlenv.images import within_turn
+from rlenv.language.functions import FailureLog
 from rlenv.language.spec import CallsSpec
 from rlenv.messages import MalformedCall, ToolCall, ToolResult
 from rlenv.tools.arguments import ArgumentCheck
@@ -100,7 +101,7 @@ class _Entry:
     keeps_results: bool
     waited_for: dict[object, float] = field(default_factory=dict)
     """When each call began that somebody waits for, by `time.monotonic`."""
-    log: FailureLog = field(default_factory=FailureLog)
+    log: FailureLog = field(default_factory=lambda: FailureLog("rlenv.tools"))
 
 
 _Pending = tuple[_Entry, ToolCall, Notes | None]

@@ -13,7 +13,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from hashlib import blake2b
 from typing import Any, Final, Literal
@@ -23,8 +23,9 @@ from rlenv.concurrency.deadline import Expired
 from rlenv.concurrency.lanes import Event, Lane, said_again, through
 from rlenv.errors import CassetteError, EpisodeError, ToolFailed, whose_failure
 from rlenv.images import within_limits
+from rlenv.language.functions import FailureLog
 from rlenv.messages import Image, MalformedCall, ToolCall, ToolResult
-from rlenv.secrets import logger, redact, redact_ends, redact_value
+from rlenv.secrets import redact, redact_ends, redact_value
 from rlenv.tools.base import Tool, ToolContext, ToolOutput
 
 _RUN_AGAIN: Final = frozenset({"model", "agent"})
@@ -206,8 +207,6 @@ def _again(call: ToolCall, context: ToolContext) -> Callable[[Event], ToolResult
 
 
 _result = quick(ToolResult)
-_log = logger("rlenv.tools")
-_LOG_EVERY_S: Final = 1.0
 _MAX_ERROR_CHARS: Final = 2_000
 _MAX_NOTES_CHARS: Final = 131_072
 _MAX_REWARD_VALUE: Final = 16_000_000
@@ -296,28 +295,10 @@ def late(call: ToolCall, started: float, context: ToolContext, *, timeout_s: flo
 
 def broken(call: ToolCall, error: BaseException, started: float, context: ToolContext, log: FailureLog) -> ToolResult:
     """A call whose tool raised what it should not: the author is told what, the model only that it failed."""
-    log.add(call.name, error)
+    log.add(f"tool '{call.name}'", error)
     took, at = time.monotonic() - started, started - context.begun
     text = f"the tool {call.name} failed"
     return _result(call.name, text, "failed", None, call.id, took, (), None, "bug", whose_failure("bug"), at)
-
-
-@dataclass(slots=True, eq=False)
-class FailureLog:
-    """One tool's failures to the logger `rlenv.tools`, at most one a second; the others are counted."""
-
-    shown_at: float = float("-inf")
-    not_shown: int = 0
-
-    def add(self, name: str, error: BaseException) -> None:
-        """Shows a failure, or counts it."""
-        now = time.monotonic()
-        if now - self.shown_at < _LOG_EVERY_S:
-            self.not_shown += 1
-            return
-        also = f" ({self.not_shown} more failures since the last one shown)" if self.not_shown else ""
-        _log.warning("tool '%s' raised%s", name, also, exc_info=error)
-        self.shown_at, self.not_shown = now, 0
 
 
 def _bounded_details(details: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,7 +16,7 @@ import orjson
 
 from rlenv.endpoints import body_within
 from rlenv.episodes.episode import Episode
-from rlenv.errors import EpisodeError, UsageError
+from rlenv.errors import EpisodeError, UsageError, told_as
 from rlenv.hosts import wire
 
 if TYPE_CHECKING:
@@ -44,6 +45,15 @@ class ServerRefused(Exception):
 
 class TooLong(ValueError):
     """An answer is longer than is taken, and the connection is closed for it."""
+
+
+def _read(text: str) -> Any:
+    """The value of an answer; also of what Python writes and no JSON has: NaN, infinities and halves of a character."""
+    try:
+        return orjson.loads(text)
+    except ValueError:
+        with told_as(ValueError, "the server's answer is too deep:", RecursionError):
+            return json.loads(text)
 
 
 class Socket:
@@ -106,7 +116,7 @@ class Socket:
         async with asyncio.timeout(timeout_s):
             await self._send(wire.encoded({"type": kind, "data": data}))
             while True:
-                told = orjson.loads(await self._next())
+                told = _read(await self._next())
                 held = told.get("data") if isinstance(told, dict) else None
                 if not isinstance(held, dict):
                     raise ValueError("the server's answer is none of this wire")

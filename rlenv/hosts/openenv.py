@@ -28,7 +28,7 @@ from rlenv.language.spec import Float, ResourceSpec, Text, ToolSpec
 from rlenv.language.templates import TemplateError, compile_value, template_of, texts_at
 from rlenv.resources.base import ResourceContext
 from rlenv.secrets import set_aside
-from rlenv.tools.base import Tool, ToolContext, ToolOutput, common, ends_with
+from rlenv.tools.base import WORLD, Tool, ToolContext, ToolOutput, common, ends_with, shown
 
 _OF_THE_ACTION: Final = frozenset(("VALIDATION_ERROR", "EXECUTION_ERROR", "INVALID_JSON"))
 """The server's words for an action that is none, or that its environment fails over."""
@@ -90,12 +90,8 @@ class ServerWorld:
         self.terminated = bool(answer["done"]) and not self.truncated
         if failure := self.info.get("failure"):
             raise EpisodeError(f"the server failed: {failure!s:.500}", reason="resource")
-        try:
-            self.text = _text_of(self.observation) if self._show is None else self._show(self)
-        except TemplateError:
-            if not hasattr(self, "text"):
-                raise
-            self.text = "what came of it cannot be shown"  # nor what the template hides: the action chose it
+        show = partial(_text_of, self.observation) if self._show is None else partial(self._show, self)
+        self.text = shown(show) if hasattr(self, "text") else show()  # nor what the template hides: the action chose it
 
     async def step(self, action: Mapping[str, Any], turn: int, deadline: float) -> float | None:
         """Takes a step; gives what it paid, None where the server does not say.
@@ -133,8 +129,11 @@ class ServerWorld:
             timeout_s = max(deadline - time.monotonic(), 0.0) + _BEYOND_S
             answer = await self._socket.ask("step", action, timeout_s=timeout_s)
             self._read(answer)
-            if (paid := answer.get("reward")) is not None and not (type(paid) in _PAYS and math.isfinite(paid)):
+            if (paid := answer.get("reward")) is not None and type(paid) not in _PAYS:
                 raise ValueError(f"the reward is {paid!r:.100}, and no number")
+            if paid is not None and not math.isfinite(paid):  # as of a world of Gymnasium's
+                self.total = total
+                raise ToolFailed(f"the action failed: it paid {paid}")
         except ServerRefused as error:
             if error.code not in _OF_THE_ACTION:
                 raise EpisodeError(f"the server ended the session: {error}", reason="resource") from error
@@ -171,9 +170,7 @@ class ServerWorldResource:
     """A compiled `openenv` entry. `tools` are the names, descriptions and arguments of the server's own tools; empty
     where its action, of which `action` is the schema, is the only one."""
 
-    template_attributes: ClassVar = (
-        *("text", "observation", "info", "total", "rewards", "steps", "terminated", "truncated"),
-    )
+    template_attributes: ClassVar = WORLD
     name: str
     door: Door
     arguments: Callable[..., dict[str, Any]]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import importlib
 import inspect
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,9 +15,10 @@ from typing import Any
 from rlenv._base.paths import file_module
 from rlenv._base.text import did_you_mean
 from rlenv.errors import UnknownEntry, UsageError
-from rlenv.secrets import redact_within
+from rlenv.secrets import logger, redact_within
 
 _MAX_FAILURE = 500
+_LOG_EVERY_S = 1.0
 # What no file that is left or named fails by: the machine's own, and what a socket does. All else a file can.
 _OF_MACHINES = "ENOSPC EDQUOT EMFILE ENFILE ENOMEM ESTALE EROFS EBADF ENOTCONN ENOBUFS ENETDOWN ENETRESET ENETUNREACH "
 _OF_MACHINES += "EHOSTDOWN EHOSTUNREACH EADDRINUSE EADDRNOTAVAIL"
@@ -88,6 +91,25 @@ def is_outage(error: BaseException | None) -> bool:
     if type(error).__module__ == "sqlite3":
         return "binding" not in str(error)  # closed, or opened in another thread
     return any(one.__name__ in _OF_DATABASES for one in type(error).__mro__)
+
+
+@dataclass(slots=True, eq=False)
+class FailureLog:
+    """What code of an author's raises, to a logger of that name: at most once a second, the others are counted."""
+
+    name: str
+    shown_at: float = float("-inf")
+    not_shown: int = 0
+
+    def add(self, what: str, error: BaseException) -> None:
+        """Shows a failure, or counts it."""
+        now = time.monotonic()
+        if now - self.shown_at < _LOG_EVERY_S:
+            self.not_shown += 1
+            return
+        also = f" ({self.not_shown} more failures since the last one shown)" if self.not_shown else ""
+        logger(self.name).warning("%s raised%s", what, also, exc_info=error)
+        self.shown_at, self.not_shown = now, 0
 
 
 def check_positional(

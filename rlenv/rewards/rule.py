@@ -37,12 +37,9 @@ class UnfitAnswer(RewardError):
 
     This is worth what a wrong answer is worth, or costs: a term that let it pass as something that could not be
     measured would let the policy choose when it is masked.
-
-    Attributes:
-        source: the template, where it reads resources.
     """
 
-    source = ""
+    source = ""  # the template, where it reads resources
 
     def tell(self, term: str) -> None:
         """Logs it, once a term: a word of the template may be misspelt."""

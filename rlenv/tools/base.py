@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, Protocol
 
 from rlenv.concurrency.scope import Scope
 from rlenv.errors import UsageError
+from rlenv.language.functions import FailureLog
 from rlenv.language.kinds import CompileContext
 from rlenv.language.spec import BreakerSpec, CacheSpec, CallsSpec, FaultsSpec, ToolSpec
 from rlenv.messages import Image, ToolCall, ToolResult
@@ -116,6 +117,19 @@ def ends_with(world: str) -> Ends:
 
     return ends
 
+
+def shown(show: Callable[[], str]) -> str:
+    """What `show` writes of a world's state. Where that fails the log has why, and not the policy."""
+    try:
+        return show()
+    except Exception as error:  # of a template, of JSON or of the world's own drawing: it has paid all the same
+        _log.add("what shows the state of a world", error)
+        return "what came of it cannot be shown"
+
+
+_log = FailureLog("rlenv.tools")
+WORLD: Final = ("text", "observation", "info", "total", "rewards", "steps", "terminated", "truncated")
+"""What templates read of a world."""
 
 DependsOn = Literal["arguments", "task", "episode"]
 RunCalls = Callable[[Sequence[ToolCall], "ToolContext"], Awaitable[tuple[ToolResult, ...]]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, closing, suppress
+from contextlib import AbstractAsyncContextManager, closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Final, Literal
@@ -21,7 +21,7 @@ from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import ResourceSpec, Text, ToolSpec
 from rlenv.language.templates import Template, TemplateError, compile_value, template_of, texts_at
 from rlenv.resources.base import PythonResource, ResourceContext
-from rlenv.tools.base import Tool, ToolContext, ToolOutput, common, ends_with
+from rlenv.tools.base import WORLD, Tool, ToolContext, ToolOutput, common, ends_with, shown
 
 _MARKED: Final = re.compile(r"\x1b\[4\dm(.*?)\x1b\[0m")
 _COLOUR: Final = re.compile(r"\x1b\[[\d;]*m")
@@ -88,12 +88,10 @@ class World:
             self.terminated, self.truncated = map(bool, ended)  # of several worlds at once they have no truth
             if not math.isfinite(paid := float(reward)):
                 raise ValueError(f"it paid {paid}")
-            self.text = "what came of it cannot be shown"
-            with suppress(Exception):  # of a template, of JSON or of the world's own drawing: it has paid all the same
-                self.text = self._show(self)
+            self.text = shown(partial(self._show, self))
         except OSError as error:  # what the world stands on is gone
             raise EpisodeError(f"the world failed: {failure(error)}", reason="resource") from error
-        except Exception as error:  # an action may break a world in any way, and is no way out of a bad score
+        except (Exception, SystemExit) as error:  # an action may break a world in any way, and evades no bad score
             self.total = total
             if isinstance(error, ToolFailed):
                 raise
@@ -107,9 +105,7 @@ class World:
 class WorldResource:
     """A compiled `gymnasium` entry. `space` is the action space of the first row's world, None where it names none."""
 
-    template_attributes: ClassVar = (
-        *("text", "observation", "info", "total", "rewards", "steps", "terminated", "truncated"),
-    )
+    template_attributes: ClassVar = WORLD
     name: str
     open: Callable[[ResourceContext], AbstractAsyncContextManager[World]]
     space: Any

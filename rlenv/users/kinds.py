@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import logging
-import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, count
 from typing import Annotated, Any, Final, Literal, NoReturn
@@ -20,7 +18,7 @@ from rlenv.dialects.built_in import broken
 from rlenv.endpoints import Endpoint
 from rlenv.endpoints.account import Completion, asks
 from rlenv.errors import EndpointError, EpisodeError, RewardError, UnknownEntry, UsageError, under
-from rlenv.language.functions import failure, import_function, named_parameters
+from rlenv.language.functions import FailureLog, failure, import_function, named_parameters
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Prose, SamplingSpec, Spec, Text, UserSpec
 from rlenv.language.templates import Template, TemplateError, template_of
@@ -28,7 +26,7 @@ from rlenv.messages import MalformedCall, Message, Role, ToolCall
 from rlenv.rewards.answer import SEARCHED_CHARS, Pattern, compile_pattern
 from rlenv.rewards.asking_again import Answered, HeldUp, Refused, Untold, in_turn
 from rlenv.rewards.asking_models import Pace, at_once, failed, if_felled, in_time
-from rlenv.secrets import logger, redact
+from rlenv.secrets import redact
 from rlenv.tools.base import Tool
 from rlenv.tools.model import endpoint_of
 from rlenv.users.base import UserContext, heard, spoken, stops_of
@@ -202,8 +200,6 @@ def compile_model(spec: ModelUserSpec, context: CompileContext) -> _Model:
 MODEL = Kind(ModelUserSpec, compile_model, asks_models=True)
 
 
-_log: Final[logging.Logger] = logger("rlenv.users")
-_LOG_EVERY_S: Final = 1.0
 _threads: Final = ThreadPool(size=64)
 _OFFERED: Final = ("message", "dialogue", "task", "vars", "seed", "turn", "resources")
 
@@ -228,21 +224,10 @@ class _Python:
     function: Callable[..., Any]
     parameters: tuple[str, ...]
     is_async: bool
-    _logged_at: float = -math.inf
-    _more: int = 0
+    log: FailureLog = field(default_factory=lambda: FailureLog("rlenv.users"))
 
     def start(self, context: UserContext) -> _PythonSession:
         return _PythonSession(self, context)
-
-    def told(self, error: BaseException) -> None:
-        """Logs what the function raised, at most once a second: as many episodes may fail as there are."""
-        now = time.monotonic()
-        if now - self._logged_at < _LOG_EVERY_S:
-            self._more += 1
-            return
-        also = f" (and {self._more} times more since the last line)" if self._more else ""
-        self._logged_at, self._more = now, 0
-        _log.warning("the user's function failed%s", also, exc_info=error)
 
 
 class _PythonSession:
@@ -273,7 +258,7 @@ class _PythonSession:
         except EpisodeError:
             raise
         except (Exception, SystemExit) as error:  # an author's function may fail in any way
-            self._user.told(error)
+            self._user.log.add("the user's function", error)
             raise EpisodeError(f"the user's function failed: {failure(error)}", reason="user") from error
         if said is not None and not isinstance(said, str):
             found = type(said).__name__

@@ -7,6 +7,7 @@ import json
 import re
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -477,13 +478,14 @@ def test_what_a_servers_tool_gives_of_any_form_is_shown(held: Any) -> None:
     assert (world.total, world.text) == (-1.0, _text_of(world.observation))
 
 
-def test_an_answer_of_a_servers_that_is_too_long_is_the_actions_and_ends_the_episode() -> None:
+def stepped(answer: str, *told: str) -> ServerWorld:
+    """A server's world that was paid 0.5, behind steps that are answered so; `told` is why they fail, "" for not."""
+
     async def answers(request: web.Request) -> web.StreamResponse:
         socket = web.WebSocketResponse()
         await socket.prepare(request)
-        await socket.receive()
-        await socket.send_str("x" * 100_000)
-        await socket.receive()
+        async for _ in socket:
+            await socket.send_str(answer)
         return socket
 
     async def main() -> ServerWorld:
@@ -493,11 +495,37 @@ def test_an_answer_of_a_servers_that_is_too_long_is_the_actions_and_ends_the_epi
             socket = await Socket.opened(client, str(server.make_url("/ws")), 50_000)
             world = ServerWorld(socket, {"observation": {"text": ""}, "done": False}, None)
             world.total = 0.5
-            for said in ("too long", "has ended"):
-                with pytest.raises(ToolFailed, match=said):
+            for said in told:
+                with pytest.raises(ToolFailed, match=said) if said else nullcontext():
                     await world.step({}, 0, time.monotonic() + 60)
             await socket.aclose()
             return world
 
-    world = asyncio.run(asyncio.wait_for(main(), 60))
+    return asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_an_answer_of_a_servers_that_is_too_long_is_the_actions_and_ends_the_episode() -> None:
+    world = stepped("x" * 100_000, "too long", "has ended")
     assert (world.total, world.terminated, world.truncated) == (0.5, False, True)
+
+
+@pytest.mark.parametrize(
+    ("held", "shown"),
+    [
+        ('{"text": "said", "left": NaN}', "said"),
+        ('{"left": [Infinity, -Infinity]}', '{"left":[null,null]}'),
+        ('{"text": "\\ud800"}', "\ud800"),
+        ('{"left": "\\ud800"}', "what came of it cannot be shown"),
+    ],
+)
+def test_an_answer_of_a_servers_that_python_writes_and_json_has_no_word_for_has_paid(held: str, shown: str) -> None:
+    answer = f'{{"type": "observation", "data": {{"observation": {held}, "reward": -1.0, "done": false}}}}'
+    world = stepped(answer, "", "")
+    assert (world.total, world.text, world.steps) == (-1.5, shown, 2)
+
+
+@pytest.mark.parametrize("paid", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_a_step_of_a_servers_that_no_number_is_paid_for_is_the_actions_and_pays_nothing(paid: str) -> None:
+    answer = f'{{"type": "observation", "data": {{"observation": {{}}, "reward": {paid}, "done": true}}}}'
+    world = stepped(answer, "paid", "has ended")
+    assert (world.total, world.terminated) == (0.5, True)

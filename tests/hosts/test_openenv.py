@@ -172,9 +172,7 @@ class Says:
         return self.answer
 
 
-@pytest.mark.parametrize(
-    "reward", [float("nan"), float("inf"), "1.0", "nan", [1.0], 10**400], ids=lambda one: f"{one!r:.9}"
-)
+@pytest.mark.parametrize("reward", ["1.0", "nan", [1.0], 10**400], ids=lambda one: f"{one!r:.9}")
 def test_what_is_no_number_is_no_reward(reward: Any) -> None:
     world = ServerWorld(cast(Any, Says(reward)), {"observation": {"text": ""}, "done": False}, None)
     with pytest.raises(EpisodeError, match="the server failed"):

@@ -37,6 +37,8 @@ class Words:
     def step(self, action):
         if action == "crash":
             raise RuntimeError("out of order")
+        if action == "quit":
+            raise SystemExit("good bye")
         if action == "gone":
             raise ConnectionError("gone")
         if action == "hang":
@@ -192,9 +194,11 @@ def test_a_world_whose_ground_is_gone_is_nobodys_number(load: Any) -> None:
 
 
 def test_an_action_that_breaks_the_world_is_no_way_out_of_a_bad_score(load: Any) -> None:
-    played = play(load('{kind: gymnasium, function: "worlds.py:Words"}'), "a", "crash", "b")
+    played = play(load('{kind: gymnasium, function: "worlds.py:Words"}'), "a", "crash", "quit", "b")
     assert (played.failure, paid(played)) == (None, -0.5)
-    assert texts(played)[1] == "the world failed: RuntimeError: out of order"
+    assert texts(played)[1:3] == [
+        f"the world failed: {why}" for why in ("RuntimeError: out of order", "SystemExit: good bye")
+    ]
 
 
 @pytest.mark.parametrize("turns", [("hang",), ("hang", "bee")])
@@ -221,10 +225,13 @@ def test_a_template_says_what_a_state_looks_like(load: Any, text: str, shown: st
     assert shown in play(load(f'{{kind: gymnasium, function: "worlds.py:Words"{text}}}')).messages[-1].content
 
 
-def test_a_step_has_paid_whether_or_not_the_template_fits_what_it_left(load: Any) -> None:
+def test_a_step_has_paid_whether_or_not_the_template_fits_what_it_left(
+    load: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     text = ", text: \"{{ ['three', 'two'][3 - info.left] + ' left' }}\""
     played = play(load(f'{{kind: gymnasium, function: "worlds.py:Words"{text}}}'), "bee", "ant")
     assert texts(played) == ["two left", "what came of it cannot be shown"]
+    assert ("what shows the state of a world raised" in caplog.text, "has no element 2" in caplog.text) == (True, True)
     assert (played.reason, paid(played)) == ("tool", 0.75)
 
 

@@ -221,9 +221,9 @@ def test_a_function_that_fails_in_every_episode_is_logged_once_a_second(
     for _ in range(20):
         spoken(environment, ["hi"])
     assert 1 <= len(caplog.records) < 20
-    user._logged_at -= 2.0
+    user.log.shown_at -= 2.0
     spoken(environment, ["hi"])
-    assert "times more since the last line" in caplog.records[-1].getMessage()
+    assert "more failures since the last one shown" in caplog.records[-1].getMessage()
 
 
 def test_a_reply_that_the_policys_words_do_not_fill_ends_the_dialogue_and_voids_nothing(make_environment: Make) -> None:
