@@ -123,11 +123,11 @@ def shown(show: Callable[[], str]) -> str:
     try:
         return show()
     except Exception as error:  # of a template, of JSON or of the world's own drawing: it has paid all the same
-        _log.add("what shows the state of a world", error)
+        not_shown.add("what shows the state of a world", error)
         return "what came of it cannot be shown"
 
 
-_log = FailureLog("rlenv.tools")
+not_shown: Final = FailureLog("rlenv.tools")
 WORLD: Final = ("text", "observation", "info", "total", "rewards", "steps", "terminated", "truncated")
 """What templates read of a world."""
 
