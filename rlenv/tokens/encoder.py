@@ -279,20 +279,16 @@ class TokenEncoder:
         messages: Sequence[Message | Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] = (),
-        places: Sequence[str] = (),
     ) -> array[int]:
         """The ids of the template's rendering, generation prompt included, as an array of type q.
 
         No text of a message or a tool becomes a control token, but where the spec's author wrote it
         (`Message.authored`). Prompts that differ in their last user message only share the work for what stands before.
 
-        Args:
-            places: what the processor writes for each image of the messages (see `Shown`).
-
         Raises:
             EpisodeError: a text of the prompt holds the placeholder of an image (`reason` is "image").
         """
-        return self._prompt_ids.of_prompt(messages, self.story(messages, () if self.same_turn else tools), places)
+        return self._prompt_ids.of_prompt(messages, self.story(messages, () if self.same_turn else tools), ())
 
     def require(
         self,

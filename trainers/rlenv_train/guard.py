@@ -26,6 +26,7 @@ DONE = b"done\n"
 _SHARED = "/dev/shm"
 _NAMED_BY = ("psm_", "sem.", "torch_", "verl_weights_")
 """How Python, torch and veRL name shared memory, which vLLM and the weights' way into it use."""
+_GRACE_S = 2.0
 
 
 class Segments:
@@ -93,7 +94,7 @@ def _mapped(processes: Iterable[psutil.Process], folder: str) -> set[str]:
     return names
 
 
-def end_marked(mark: str, *, grace_s: float = 2.0) -> None:
+def end_marked(mark: str) -> None:
     """End every process that carries the mark, and what these have started: asked first, then killed.
 
     A tool's process may have been started with an environment of its own, without the mark; it is found as a
@@ -103,7 +104,7 @@ def end_marked(mark: str, *, grace_s: float = 2.0) -> None:
     for process in found:
         with contextlib.suppress(psutil.Error):
             process.terminate()
-    _, alive = psutil.wait_procs(found, timeout=grace_s)
+    _, alive = psutil.wait_procs(found, timeout=_GRACE_S)
     # A daemon may have started another process meanwhile: look again until nothing is left.
     for _ in range(10):
         left = {process.pid: process for process in (*alive, *_family(mark))}
@@ -112,7 +113,7 @@ def end_marked(mark: str, *, grace_s: float = 2.0) -> None:
         for process in left.values():
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        _, alive = psutil.wait_procs(list(left.values()), timeout=grace_s)
+        _, alive = psutil.wait_procs(list(left.values()), timeout=_GRACE_S)
 
 
 def _family(mark: str) -> list[psutil.Process]:

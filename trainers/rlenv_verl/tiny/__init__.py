@@ -23,6 +23,7 @@ MARKER_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_respo
 
 # A word in title case. It stands alone, so that a name is the same tokens wherever it stands and can be copied.
 _NAME = "[A-Z][a-z]+"
+_PEAK_RATE = 3e-3  # reached after 30 steps; it falls linearly to a tenth from there
 _Conversation = tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
 _CONTROLS = re.compile("|".join(re.escape(token) for token in CONTROL_TOKENS + MARKER_TOKENS))
 
@@ -32,9 +33,7 @@ def chat_template() -> str:
     return (resources.files(__package__) / "chat_template.jinja").read_text(encoding="utf-8")
 
 
-def build_tokenizer(
-    conversations: Sequence[_Conversation], folder: Path, *, markers: Sequence[str] = (), vocab_size: int = 2048
-) -> Any:
+def build_tokenizer(conversations: Sequence[_Conversation], folder: Path, *, markers: Sequence[str] = ()) -> Any:
     """Train a tokenizer on `conversations` and save it to `folder`.
 
     Digits stand alone, so that numbers are copied digit by digit, and so do words in title case, so that names are
@@ -44,7 +43,6 @@ def build_tokenizer(
     Args:
         conversations: messages and the tool schemas that their prompt shows, as chat templates take them.
         markers: further strings that are one token each, such as an answer tag.
-        vocab_size: at most this many tokens; as many as the merges need.
 
     Returns:
         The tokenizer as transformers loads it from `folder`.
@@ -65,7 +63,7 @@ def build_tokenizer(
         template=chat_template(),
         end=END,
         pad=PAD,
-        vocab_size=vocab_size,
+        vocab_size=2048,
         # Only what repeats everywhere is worth a token; a merge seen in few episodes would split their numbers'
         # surroundings in ways the rest never shows.
         min_frequency=max(2, len(conversations) // 100),
@@ -263,7 +261,6 @@ def warm_up(
     steps: int = 460,
     clean_share: float = 0.65,
     batch: int = 32,
-    learning_rate: float = 3e-3,
     progress: Callable[[int, float], None] | None = None,
 ) -> WarmupReport:
     """Train `model` in place: first on `clean` examples alone, then on the `mixed` ones.
@@ -277,11 +274,10 @@ def warm_up(
         mixed: the mixture of right and flawed episodes.
         steps: optimiser steps, at least 2.
         clean_share: the share of steps on clean examples alone.
-        learning_rate: peak of the schedule, reached after 30 steps, then falling linearly to a tenth.
         progress: called with (step, loss) after each step.
     """
     rng = random.Random(seed)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=_PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.01)
     started = time.monotonic()
     switch = round(steps * clean_share)
     # A constant, not the tokens of each batch: buckets of short guesses would otherwise weigh more per token than the
@@ -297,7 +293,7 @@ def warm_up(
             buckets = _buckets(clean if step < switch else mixed, batch=batch, rng=rng)
         rows = buckets.pop()
         for group in optimiser.param_groups:
-            group["lr"] = learning_rate * min(1.0, (step + 1) / 30) * (1 - 0.9 * step / steps)
+            group["lr"] = _PEAK_RATE * min(1.0, (step + 1) / 30) * (1 - 0.9 * step / steps)
         loss, _ = take_step(model, optimiser, [batch_of(rows, pad_id=pad_id)], tokens=tokens_a_step)
         losses.append(loss)
         if progress is not None:
