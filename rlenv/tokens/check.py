@@ -6,9 +6,11 @@ Every check compares with the template's own rendering, encoded independently of
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, replace
+from itertools import product
+from typing import Any, Final, Literal
 
 from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message, Observation
@@ -147,7 +149,7 @@ def check(
         if given:
             findings.append(_compared(replay, "dialogues of the environment", given))
         if with_tools:
-            findings += [_hostile(encoder), _closing(encoder, "tool")]
+            findings += [_hostile_results(encoder), _closing(encoder, "tool")]
         if with_users:
             findings.append(_closing(encoder, "user"))
     findings.append(_hostile_prompts(encoder))
@@ -171,9 +173,18 @@ def _ends(encoder: TokenEncoder) -> TokenCheck:
     return TokenCheck("end marks", "ok", 1, "a turn ends where the model's files say")
 
 
+_OTHERS: Final = {
+    "rewritten": "rewritten",
+    "needless": "refused without need",
+    "refused": "refused",
+    "taken out": "not taken by the template",
+}
+"""The outcomes of observations that are not exact, in words."""
+
+
 def _compared(replay: Replay, name: str, dialogues: Iterable[Dialogue]) -> TokenCheck:
     """Prompts, turns and observations are, id for id, the template's rendering of the whole conversation."""
-    counts = dict.fromkeys(("exact", "rewritten", "needless", "refused", "taken out"), 0)
+    counts: Counter[str] = Counter()
     reasons: dict[str, str] = {}
     for dialogue in dialogues:
         for outcome in replay.play(dialogue):
@@ -182,87 +193,74 @@ def _compared(replay: Replay, name: str, dialogues: Iterable[Dialogue]) -> Token
                 place = "the prompt" if outcome.turn < 0 else f"turn {outcome.turn + 1}"
                 detail = f"{where}{place}: {outcome.detail}"
                 return TokenCheck(name, "failed", counts["exact"], detail, outcome.difference)
-            if outcome.turn >= 0 or outcome.status != "exact":
-                counts[outcome.status] += 1
-            if outcome.status != "exact":
-                reasons.setdefault(outcome.status, outcome.detail)
-    detail = "; ".join(_said(status, counts[status], reasons[status]) for status in counts if status in reasons)
-    is_empty = not counts["exact"] and not counts["rewritten"]
+            counts[outcome.status] += 1
+            reasons.setdefault(outcome.status, outcome.detail)
+    said = [f"{counts[status]} {words}: {reasons[status]}" for status, words in _OTHERS.items() if counts[status]]
     return TokenCheck(
         name,
-        "skipped" if is_empty else "ok",
+        "ok" if counts["exact"] or counts["rewritten"] else "skipped",
         counts["exact"],
-        detail or "ids are those of the whole rendering",
+        "; ".join(said) or "ids are those of the whole rendering",
         None,
-        counts["rewritten"],
-        counts["needless"],
-        counts["refused"],
-        counts["taken out"],
+        *(counts[status] for status in _OTHERS),
     )
 
 
-def _said(status: str, count: int, reason: str) -> str:
-    words = {
-        "rewritten": "rewritten",
-        "needless": "refused without need",
-        "refused": "refused",
-        "taken out": "not taken by the template",
-    }
-    return f"{count} {words[status]}: {reason}"
-
-
-def _hostile(encoder: TokenEncoder) -> TokenCheck:
+def _hostile_results(encoder: TokenEncoder) -> TokenCheck:
     """No content becomes a control token, and its text comes back as it was."""
-    control = set(encoder.vocabulary.added.values())
-    try:
-        clean = encoder.encode_messages((Message("tool", "CONTENT", name="look", tool_call_id="call00000"),)).tolist()
-    except UnsupportedTemplate as error:
-        return TokenCheck("hostile results", "skipped", 0, str(error))
-    wanted = [number for number in clean if number in control]
-    shown = encoder.decode(clean)
-    tokens = [token for token in encoder.vocabulary.added if token.strip()]
-    blank = {number for token, number in encoder.vocabulary.added.items() if not token.strip()}
-    cases = 0
-    for content in hostile(tokens):
-        ids = encoder.encode_messages((Message("tool", content, name="look", tool_call_id="call00000"),)).tolist()
-        found = [number for number in ids if number in control and number not in blank]
-        if found != [number for number in wanted if number not in blank]:
-            return TokenCheck("hostile results", "failed", cases, f"the result {content[:60]!r} makes control tokens",
-                           compare(encoder, wanted, found))  # fmt: skip
-        text = encoder.decode(ids)
-        if content.strip() not in text and json.dumps(content.strip(), ensure_ascii=False)[1:-1] not in text:
-            return TokenCheck(
-                "hostile results", "failed", cases, f"the result {content[:60]!r} does not come back as text"
-            )
-        cases += 1
-    return TokenCheck("hostile results", "ok", cases, f"0 extra control tokens in {shown.count('CONTENT')} place")
+
+    def encode(content: str) -> list[int]:
+        return encoder.encode_messages((Message("tool", content, name="look", tool_call_id="call00000"),)).tolist()
+
+    found = _hostile(encoder, "hostile results", "result", encode, ("CONTENT",), [(0,)])
+    if found.status != "ok":
+        return found
+    return replace(found, detail=f"{found.detail} in {encoder.decode(encode('CONTENT')).count('CONTENT')} place")
 
 
 def _hostile_prompts(encoder: TokenEncoder) -> TokenCheck:
     """No message and no tool's schema becomes a control token of the prompt."""
-    name = "hostile prompts"
 
-    def controls(system: str, user: str, tool: str, about: str) -> list[int]:
+    def encode(system: str, user: str, tool: str, about: str) -> list[int]:
         properties = {about: {"type": "string", "description": about, "enum": [about]}}
         schema = {"name": tool, "description": about, "parameters": {"type": "object", "properties": properties}}
-        ids = encoder.encode_prompt(
-            [Message("system", system), Message("user", user)], tools=[{"type": "function", "function": schema}]
-        )
+        messages = [Message("system", system), Message("user", user)]
+        return encoder.encode_prompt(messages, tools=[{"type": "function", "function": schema}]).tolist()
+
+    found = _hostile(encoder, "hostile prompts", "text", encode, ("S", "U", "look", "x"), [(0,), (1,), (2, 3)])
+    return replace(found, detail=f"{found.detail} in messages and schemas") if found.status == "ok" else found
+
+
+def _hostile(
+    encoder: TokenEncoder,
+    name: str,
+    what: Literal["result", "text"],
+    encode: Callable[..., list[int]],
+    clean: Sequence[str],
+    places: Sequence[tuple[int, ...]],
+) -> TokenCheck:
+    """Texts that spell control tokens make none of them; `places` are those of `clean` that each stands in."""
+    cases = 0
+
+    def controls(ids: Sequence[int]) -> list[int]:
         return [number for number in ids if number in encoder.vocabulary.control_ids]
 
     try:
-        wanted = controls("S", "U", "look", "x")
+        wanted = controls(encode(*clean))
     except UnsupportedTemplate as error:
         return TokenCheck(name, "skipped", 0, str(error))
-    cases = 0
-    for text in hostile([token for token in encoder.vocabulary.added if token.strip()]):
-        for texts in ((text, "U", "look", "x"), ("S", text, "look", "x"), ("S", "U", text, text)):
-            found = controls(*texts)
-            if found != wanted:
-                return TokenCheck(name, "failed", cases, f"the text {text[:60]!r} makes control tokens",
-                               compare(encoder, wanted, found))  # fmt: skip
-            cases += 1
-    return TokenCheck(name, "ok", cases, "0 extra control tokens in messages and schemas")
+    tokens = [token for token in encoder.vocabulary.added if token.strip()]
+    for text, place in product(hostile(tokens), places):
+        ids = encode(*(text if index in place else one for index, one in enumerate(clean)))
+        told = f"the {what} {text[:60]!r}"
+        difference = compare(encoder, wanted, controls(ids))
+        if difference is not None:
+            return TokenCheck(name, "failed", cases, f"{told} makes control tokens", difference)
+        written, own = encoder.decode(ids), text.strip()
+        if what == "result" and own not in written and json.dumps(own, ensure_ascii=False)[1:-1] not in written:
+            return TokenCheck(name, "failed", cases, f"{told} does not come back as text")
+        cases += 1
+    return TokenCheck(name, "ok", cases, "0 extra control tokens")
 
 
 def _closing(encoder: TokenEncoder, role: Literal["tool", "user"]) -> TokenCheck:

@@ -159,6 +159,17 @@ FORMS: Final = (
 )
 
 
+def with_arguments(message: Mapping[str, Any], *, as_text: bool) -> dict[str, Any]:
+    """An assistant's message with its calls' arguments as JSON text, or as data."""
+    calls = []
+    for call in message.get("tool_calls") or ():
+        arguments = call["function"]["arguments"]
+        if isinstance(arguments, str) != as_text:
+            arguments = json.dumps(arguments, ensure_ascii=False) if as_text else json.loads(arguments)
+        calls.append({**call, "function": {**call["function"], "arguments": arguments}})
+    return {**message, "tool_calls": calls} if calls else dict(message)
+
+
 def turn_message(form: CallForm, way: Way, turn: TurnShape, number: int, first: int) -> dict[str, Any]:
     """The assistant's message of a turn, with marks for all that it says."""
     calls = turn.calls

@@ -232,11 +232,7 @@ class Growth:
         if form.joins and said.tool_calls and said.thinking and said.content:
             said = replace(said, thinking=f"{said.thinking}\n\n{said.content}", content="")
         told = replace(said, thinking="").as_dict() | ({self.way.key: said.thinking} if said.thinking else {})
-        for call in told.get("tool_calls") or ():
-            given = call["function"]["arguments"]
-            given = json.loads(given) if isinstance(given, str) else given
-            call["function"]["arguments"] = json.dumps(given, ensure_ascii=False) if form.arguments_as_text else given
-        return told | {"content": said.content or form.content}
+        return dummies.with_arguments(told, as_text=form.arguments_as_text) | {"content": said.content or form.content}
 
     def respells(self, text: str, said: Message, roles: tuple[str, ...]) -> bool:
         """True if a turn of this text is written otherwise by the template, its thinking aside.

@@ -17,13 +17,14 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final, Literal
 
 from rlenv._base.text import changed_outside, shared_length, texts_in, with_texts
 from rlenv.dialects.built_in import Spans
 from rlenv.errors import EpisodeError, UnsupportedTemplate
 from rlenv.messages import Message, Observation
-from rlenv.tokens.dialogues import Dialogue, PlayedTurn, Speaker, Spoken
+from rlenv.tokens.dialogues import Dialogue, PlayedTurn, Speaker, Spoken, Told
 from rlenv.tokens.encoder import TokenEncoder
 from rlenv.tokens.rows import TokenRows
 from rlenv.tokens.vocabulary import Vocabulary, encode
@@ -70,25 +71,15 @@ class Independent:
         parts = self._vocabulary.split(text)
         return "".join(self._hidden[part] if place % 2 else part for place, part in enumerate(parts))
 
-    def ids(self, text: str, hidden: str | None = None) -> list[int] | None:
-        """The ids of a rendering.
-
-        Args:
-            hidden: the same of contents that `hide` changed; None where they spell nothing.
-
-        Returns:
-            None where the two are not the same but for that: the template looks into contents.
-        """
-        if hidden is None:
-            hidden = text
-        elif self._shown(hidden) != text:
-            return None
+    def ids(self, hidden: str) -> list[int]:
+        """The ids of a rendering, or of its end from a control token on, of contents that `hide` changed."""
         parts = self._vocabulary.split(hidden)
         named = "".join(self._names[part] if place % 2 else part for place, part in enumerate(parts))
-        made = encode(self._clone, self._shown(named))
+        made = encode(self._clone, self.shown(named))
         return [self._back.get(number, number) for number in made]
 
-    def _shown(self, text: str) -> str:
+    def shown(self, text: str) -> str:
+        """A text with its contents as they were before `hide`."""
         if _OPEN not in text and "\\udb80" not in text:
             return text
         for mark, hidden in self._hidden.items():
@@ -117,7 +108,7 @@ class IdDifference:
 
 @dataclass(frozen=True, slots=True)
 class ReplayOutcome:
-    """The outcome of one observation, or of a prompt (`turn` is -1)."""
+    """The outcome of one observation, or of a prompt that is not exact (`turn` is -1)."""
 
     status: Status
     turn: int
@@ -138,9 +129,9 @@ def compare(encoder: TokenEncoder, expected: Sequence[int], found: Sequence[int]
 
 
 class _Ended(Exception):
-    """A dialogue goes no further; carries the last outcome, None where it was told already."""
+    """A dialogue goes no further; carries the last outcome."""
 
-    def __init__(self, outcome: ReplayOutcome | None = None) -> None:
+    def __init__(self, outcome: ReplayOutcome) -> None:
         self.outcome = outcome
         super().__init__()
 
@@ -154,73 +145,73 @@ class Replay:
         self.speaker = Speaker(encoder)
 
     def play(self, dialogue: Dialogue) -> Iterator[ReplayOutcome]:
-        """The outcomes of a dialogue's prompt and of its observations, up to where it cannot go on."""
+        """The outcomes of a dialogue's observations up to where it cannot go on, and of a prompt that is not exact."""
+        played = _Played(self, dialogue)
         try:
-            yield from _Played(self, dialogue).outcomes()
+            yield from played.outcomes()
+        except UnsupportedTemplate as error:
+            yield ReplayOutcome("taken out", played.number, str(error))
         except _Ended as ended:
-            if ended.outcome is not None:
-                yield ended.outcome
+            yield ended.outcome
 
 
 class _Played:
-    """One dialogue on its way."""
+    """One dialogue on its way. Where the template itself takes it no further, its methods raise UnsupportedTemplate."""
+
+    rows: TokenRows
+    text: str  # what the template writes of the conversation so far
 
     def __init__(self, replay: Replay, dialogue: Dialogue) -> None:
         self.encoder, self.independent, self.speaker = replay.encoder, replay.independent, replay.speaker
         self.dialogue = dialogue
+        self.conversation: list[Told] = [(message, message.as_dict()) for message in dialogue.messages]
         said = [turn.message.content for turn in dialogue.turns]
         told = [message.content for turn in dialogue.turns for message in turn.answers]
         first = [message.content for message in dialogue.messages]
         # Contents that spell nothing need no second rendering.
         self.spells = spells(self.encoder.vocabulary, [*said, *told, *first, *dialogue.tools])
         self.number = -1
+        self.now: datetime | None = None
 
     def outcomes(self) -> Iterator[ReplayOutcome]:
-        rows = self._start()
-        conversation = [(message, self.speaker.of(message)) for message in self.dialogue.messages]
-        yield self._prompt(rows, conversation)
-        for number, turn in enumerate(self.dialogue.turns):
-            self.number = number
-            conversation, outcome, goes_on = self._turn(rows, conversation, turn)
-            yield outcome
-            if not goes_on:
-                return
+        try:
+            self.rows = self.encoder.start_rows(self.dialogue.messages, tools=self.dialogue.tools)
+        except (UnsupportedTemplate, EpisodeError) as error:
+            self._render(self.conversation)
+            raise self._end("refused", str(error)) from error
+        self.now = self.rows.last.story.now
+        self.text = self._render(self.conversation)
+        expected = self.independent.ids(self._hidden(self.conversation, self.text, is_prompt=True))
+        difference = compare(self.encoder, expected, self.rows.last.prompt_ids)
+        if difference is not None:
+            raise self._end("failed", "the prompt's ids are not the rendering's", difference)
+        for turn in self.dialogue.turns:
+            self.number += 1
+            yield self._turn(turn)
 
     def _end(self, status: Status, detail: str, difference: IdDifference | None = None) -> _Ended:
         return _Ended(ReplayOutcome(status, self.number, detail, difference))
 
-    def _start(self) -> TokenRows:
-        try:
-            return self.encoder.start_rows(self.dialogue.messages, tools=self.dialogue.tools)
-        except (UnsupportedTemplate, EpisodeError) as error:
-            self._render([(message, self.speaker.of(message)) for message in self.dialogue.messages])
-            raise self._end("refused", str(error)) from error
+    def _render(self, conversation: Sequence[Told]) -> str:
+        told = [one for _, one in conversation]
+        return self.encoder.template.render(told, tools=self.dialogue.tools, now=self.now)
 
-    def _render(self, conversation: Sequence[tuple[Message, dict[str, Any]]], now: Any = None) -> str:
-        try:
-            return self.encoder.template.render([told for _, told in conversation], tools=self.dialogue.tools, now=now)
-        except UnsupportedTemplate as error:
-            raise self._end("taken out", str(error)) from error
+    def _hidden(self, conversation: Sequence[Told], text: str, *, is_prompt: bool) -> str:
+        """A rendering of `text` whose contents spell no control token.
 
-    def _ids(
-        self, conversation: Sequence[tuple[Message, dict[str, Any]]], text: str, now: Any, *, is_prompt: bool
-    ) -> list[int]:
-        """The independent ids of a rendering; what the policy says is text too where it became part of a prompt."""
-        hidden = None
+        What the policy says is text too where it became part of a prompt.
+        """
         said = [told.get("content") for message, told in conversation if is_prompt and message.role == "assistant"]
-        if self.spells or spells(self.encoder.vocabulary, said):
-            messages = [self._hidden(message, told, is_prompt) for message, told in conversation]
-            try:
-                tools = self.independent.hide(self.dialogue.tools)
-                hidden = self.encoder.template.render(messages, tools=tools, now=now)
-            except UnsupportedTemplate as error:
-                raise self._end("taken out", str(error)) from error
-        ids = self.independent.ids(text, hidden)
-        if ids is None:
-            raise self._end("taken out", "the template looks into contents that spell control tokens")
-        return ids
+        if not self.spells and not spells(self.encoder.vocabulary, said):
+            return text
+        messages = [self._message(message, told, is_prompt) for message, told in conversation]
+        tools = self.independent.hide(self.dialogue.tools)
+        hidden = self.encoder.template.render(messages, tools=tools, now=self.now)
+        if self.independent.shown(hidden) != text:
+            raise UnsupportedTemplate("the template looks into contents that spell control tokens")
+        return hidden
 
-    def _hidden(self, message: Message, told: dict[str, Any], is_prompt: bool) -> dict[str, Any]:
+    def _message(self, message: Message, told: dict[str, Any], is_prompt: bool) -> dict[str, Any]:
         if message.role == "assistant":
             if not is_prompt:
                 return told
@@ -231,128 +222,88 @@ class _Played:
         shown = {key: item if key == "role" else self.independent.hide(item) for key, item in told.items()}
         return {**shown, "content": self.independent.hide(told["content"], message.authored)}
 
-    def _prompt(self, rows: TokenRows, conversation: list[tuple[Message, dict[str, Any]]]) -> ReplayOutcome:
-        now = rows.last.story.now
-        text = self._render(conversation, now)
-        expected = self._ids(conversation, text, now, is_prompt=True)
-        difference = compare(self.encoder, expected, rows.last.prompt_ids)
-        if difference is not None:
-            raise self._end("failed", "the prompt's ids are not the rendering's", difference)
-        return ReplayOutcome("exact", -1)
-
-    def _turn(
-        self, rows: TokenRows, conversation: list[tuple[Message, dict[str, Any]]], turn: PlayedTurn
-    ) -> tuple[list[tuple[Message, dict[str, Any]]], ReplayOutcome, bool]:
-        now = rows.last.story.now
-        text = self._render(conversation, now)
-        try:
-            spoken = self.speaker.speak([told for _, told in conversation], turn, self.dialogue.tools, now=now)
-        except UnsupportedTemplate as error:
-            raise self._end("taken out", str(error)) from error
-        answers = [(message, self.speaker.of(message)) for message in turn.answers]
-        longer = [*conversation, (spoken.message, spoken.told), *answers]
-        after = self._render(longer, now)
-        end = self._end_of_turn(after, spoken, len(text) if after.startswith(text) else 0)
-        whole = self._ids(longer, after, now, is_prompt=False)
-        tail = self._tail(longer, after, end, now, whole)
-        context = rows.last.context_ids
-        stop_id = self.encoder.vocabulary.added[end[1]]
-        sampled = self._sampled(whole, context, spoken.text, stop_id, after, text)
+    def _turn(self, turn: PlayedTurn) -> ReplayOutcome:
+        rows, text, context = self.rows, self.text, self.rows.last.context_ids
+        said = [told for _, told in self.conversation]
+        spoken = self.speaker.speak(said, turn, self.dialogue.tools, now=self.now)
+        self.conversation.append((spoken.message, spoken.told))
+        self.conversation += [(message, message.as_dict()) for message in turn.answers]
+        after = self.text = self._render(self.conversation)
+        mark, (stop_id, *tail) = self._tail(spoken, len(text) if after.startswith(text) else 0)
+        sampled = [*self.encoder.encode_text(spoken.text), stop_id]
         rows.add_sampled(sampled, [-0.5] * len(sampled))
-        grows = after.startswith(text + spoken.text + end[1])
+        whole = text + spoken.text + mark
+        grows = after.startswith(whole)
         counted, before = len(rows.differences), len(rows.rows)
         try:
             fits = rows.add_observation(Observation(turn.answers), said=spoken.message)
         except UnsupportedTemplate as error:
-            raise self._refused(str(error), grows) from error
+            is_change = self.encoder.history == "grow"
+            raise self._end(_other(grows) if is_change else "refused", str(error)) from error
         assert fits  # there is no budget
         self._check_mask(rows)
         if len(rows.rows) > before:
-            return longer, self._new_row(rows, longer, after, now, grows), True
-        if not grows and self.encoder.history != "keep":
-            raise self._end("failed", self._parting(after, text + spoken.text + end[1]))
-        # What was sampled stays with "keep"; behind it the template would write something else in any case.
-        known = [*context, *sampled, *tail] if grows else rows.last.context_ids[: len(context) + len(sampled)]
-        if not grows and known != [*context, *sampled]:
+            self._check_new_row()
+            return ReplayOutcome(_other(grows), self.number, "a new row")
+        found = rows.last.context_ids
+        if grows:
+            difference = compare(self.encoder, [*context, *sampled, *tail], found)
+            if difference is not None:
+                raise self._end("failed", "the observation's ids are not the rendering's", difference)
+        elif self.encoder.history != "keep":
+            raise self._end("failed", _parting(after, whole))
+        elif found[: len(context) + len(sampled)] != [*context, *sampled]:
+            # Behind it the template would write something else in any case.
             raise self._end("failed", "what was sampled has changed")
-        difference = compare(self.encoder, known, rows.last.context_ids) if grows else None
-        if difference is not None:
-            raise self._end("failed", "the observation's ids are not the rendering's", difference)
         if len(rows.differences) > counted:
-            return longer, ReplayOutcome("needless" if grows else "rewritten", self.number, rows.differences[-1]), False
+            raise self._end(_other(grows), rows.differences[-1])
         if not grows:
-            raise self._end("failed", "not counted: " + self._parting(after, text + spoken.text + end[1]))
-        return longer, ReplayOutcome("exact", self.number), True
+            raise self._end("failed", "not counted: " + _parting(after, whole))
+        return ReplayOutcome("exact", self.number)
 
-    def _refused(self, why: str, grows: bool) -> _Ended:
-        if not grows and self.encoder.history == "grow":
-            return self._end("rewritten", why)
-        return self._end("needless" if grows and self.encoder.history == "grow" else "refused", why)
-
-    def _new_row(
-        self, rows: TokenRows, longer: list[tuple[Message, dict[str, Any]]], after: str, now: Any, grows: bool
-    ) -> ReplayOutcome:
+    def _check_new_row(self) -> None:
+        """The new row's prompt is the rendering in one of the forms in which a server may be given its turns."""
         difference = None
-        found_text = self.encoder.decode(rows.last.prompt_ids)
+        prompt_ids = self.rows.last.prompt_ids
+        text = self.encoder.decode(prompt_ids)
         has_blocks = any(turn.thinks == "empty" for turn in self.dialogue.turns[: self.number + 1])
-        for told in self.speaker.forms_of(longer):
-            form = [(message, one) for (message, _), one in zip(longer, told, strict=True)]
+        for told in self.speaker.forms_of(self.conversation):
+            form = [(message, one) for (message, _), one in zip(self.conversation, told, strict=True)]
             # What the policy has said may be its own marks still, or text.
             for is_prompt in (True, False):
                 try:
-                    expected = self._ids(form, self._render(form, now), now, is_prompt=is_prompt)
-                except _Ended:
+                    expected = self.independent.ids(self._hidden(form, self._render(form), is_prompt=is_prompt))
+                except UnsupportedTemplate:
                     continue
-                found = compare(self.encoder, expected, rows.last.prompt_ids)
+                found = compare(self.encoder, expected, prompt_ids)
                 # An empty block is written or not, by who reads the policy's text: templates are told of it or not.
-                if found is not None and has_blocks:
-                    expected_text = self.encoder.decode(expected)
-                    if self.speaker.is_the_same_but_for_blocks(expected_text, found_text):
-                        found = None
-                if found is None:
-                    return ReplayOutcome("needless" if grows else "rewritten", self.number, "a new row")
+                if found is None or (
+                    has_blocks and self.speaker.is_the_same_but_for_blocks(self.encoder.decode(expected), text)
+                ):
+                    return
                 if difference is None or found.at > difference.at:
                     difference = found
         raise self._end("failed", "the new row's prompt is not the rendering's", difference)
 
-    def _end_of_turn(self, after: str, spoken: Spoken, begin: int) -> tuple[int, str]:
-        """The position in a rendering of the mark that ends the turn, and the mark."""
+    def _tail(self, spoken: Spoken, begin: int) -> tuple[str, list[int]]:
+        """The mark that ends the turn, and the ids from it on: no text merges over a mark.
+
+        `begin` is the end of a context that was not written anew.
+        """
         at = begin
         for sign in spoken.signs:
             # Behind the context the first is the turn's own; in a history that is written anew, the last is likeliest.
-            found = after.find(sign, at) if begin else after.rfind(sign)
+            found = self.text.find(sign, at) if begin else self.text.rfind(sign)
             at = max(at, found + len(sign)) if found >= 0 else at
-        marks = [(after.find(mark, at), mark) for mark in self.speaker.ends]
-        place, mark = min(((place, mark) for place, mark in marks if place >= 0), default=(-1, ""))
-        if place < 0:
-            raise self._end("taken out", "the template writes no mark behind the turn")
-        return place, mark
-
-    def _tail(
-        self, longer: list[tuple[Message, dict[str, Any]]], after: str, end: tuple[int, str], now: Any, whole: list[int]
-    ) -> list[int]:
-        """The ids behind the turn's end mark: of the whole, since no text merges over a mark."""
-        stop_id = self.encoder.vocabulary.added[end[1]]
-        count = len(re.findall(re.escape(end[1]), after[: end[0]]))  # marks in contents are counted, and left out below
-        behind = len(re.findall(re.escape(end[1]), after[end[0] :]))
-        places = [index for index, number in enumerate(whole) if number == stop_id]
-        if len(places) == count + behind:
-            return whole[places[count] + 1 :]
-        # Contents spell the mark: those behind it do not count either.
-        told = [message.content for message, _ in longer[len(longer) - len(self.dialogue.turns[self.number].answers) :]]
-        spelled = sum(text.count(end[1]) for text in told)
-        return whole[places[len(places) - (behind - spelled)] + 1 :]
-
-    def _sampled(
-        self, whole: list[int], context: list[int], text: str, stop_id: int, after: str, so_far: str
-    ) -> list[int]:
-        """The ids of a turn: of the whole rendering where that goes on behind the context, else of the text alone."""
-        if after.startswith(so_far + text) and whole[: len(context)] == context:
-            own = self.encoder.encode_text(text)
-            ids = whole[len(context) : len(context) + len(own)]
-            if ids == own:
-                return [*ids, stop_id]
-        return [*self.encoder.encode_text(text), stop_id]
+        places = [(place, mark) for mark in self.speaker.ends if (place := self.text.find(mark, at)) >= 0]
+        if places:
+            place, mark = min(places)
+            hidden = self._hidden(self.conversation, self.text, is_prompt=False)
+            for match in re.finditer(re.escape(mark), hidden):  # in contents it is hidden
+                end = hidden[match.start() :]
+                if self.independent.shown(end) == self.text[place:]:
+                    return mark, self.independent.ids(end)
+        raise UnsupportedTemplate("the template writes no mark behind the turn")
 
     def _check_mask(self, rows: TokenRows) -> None:
         for row in rows.rows:
@@ -361,9 +312,15 @@ class _Played:
             if sum(row.mask) != sum(end - start for start, end in row.turn_spans):
                 raise self._end("failed", "the mask covers more or less than the sampled turns")
 
-    def _parting(self, after: str, context: str) -> str:
-        at = shared_length(after, context)
-        return (
-            f"accepted, although the template writes {after[max(at - 20, 0) : at + 20]!r} where"
-            f" {context[max(at - 20, 0) : at + 20]!r} was sampled"
-        )
+
+def _other(grows: bool) -> Status:
+    """What it is to go on otherwise than in one text that grows."""
+    return "needless" if grows else "rewritten"
+
+
+def _parting(after: str, context: str) -> str:
+    at = shared_length(after, context)
+    return (
+        f"accepted, although the template writes {after[max(at - 20, 0) : at + 20]!r} where"
+        f" {context[max(at - 20, 0) : at + 20]!r} was sampled"
+    )

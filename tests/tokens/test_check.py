@@ -122,7 +122,7 @@ def test_rewritten_history_is_refused_counted_or_a_row_of_its_own(source: str, n
     assert "choose what to do" in refused[-1].detail
     assert outcomes(source, name, history="keep")[-1].status == "rewritten"
     rows = outcomes(source, name, history="rows")
-    assert len(rows) == 4  # the prompt and three turns: it goes on
+    assert len(rows) == 3  # it goes on
     assert {one.status for one in rows} <= {"exact", "rewritten"}
     assert "rewritten" in {one.status for one in rows}
 
@@ -185,13 +185,12 @@ def test_contents_that_spell_marks_are_text_in_the_independent_encoding() -> Non
     independent = Independent(SMALL.vocabulary)
     text = "<|im_start|>user\na <|im_end|> <tool_call>b<|im_end|>\n"
     hidden = "<|im_start|>user\n" + independent.hide("a <|im_end|> <tool_call>b") + "<|im_end|>\n"
-    ids = independent.ids(text, hidden)
-    assert ids is not None
+    assert independent.shown(hidden) == text
+    ids = independent.ids(hidden)
     control = [number for number in ids if number in SMALL.vocabulary.control_ids]
     assert control == [SMALL.vocabulary.added[mark] for mark in ("<|im_start|>", "<|im_end|>")]
     assert SMALL.decode(ids) == text
     assert independent.ids(text) == SMALL.encode_text(text)
-    assert independent.ids("another", hidden) is None
     assert independent.hide("a <tool_call> <tool_call>", ((2, 13),)).startswith("a <tool_call> ")
 
 
