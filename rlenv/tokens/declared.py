@@ -16,7 +16,7 @@ from rlenv.errors import UnsupportedTemplate
 from rlenv.language.dialect import ChatTemplateSpec, DialectSpec
 from rlenv.messages import Message, ParsedAction, ToolCall
 from rlenv.tokens.images import as_template_reads
-from rlenv.tokens.layouts import STOPS, ContentsLost, Deriver, Layout, MessageSlot, NoStopMark
+from rlenv.tokens.layouts import STOPS, ContentsLost, Deriver, Layout, NoStopMark, values_of
 from rlenv.tokens.vocabulary import ChatTemplate, names_read
 
 if TYPE_CHECKING:
@@ -104,16 +104,7 @@ class TemplatedDialect:
                 raise
             self._refused.add(roles)
             return self.render_observation(_as_one(messages))
-
-        def value(part: str | MessageSlot) -> str:
-            if isinstance(part, str):
-                return part
-            message = messages[part.index]
-            if part.field == "content":
-                return part.transform(message.content)
-            return message.name or "tool" if part.field == "name" else message.tool_call_id or f"call{part.index:05d}"
-
-        return layout.stop + "".join(map(value, layout.parts))
+        return layout.stop + layout.text(values_of(messages))
 
     def _layout(self, roles: tuple[str, ...]) -> Layout:
         layout = self._layouts.get(roles)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from rlenv.errors import UnsupportedTemplate
+from rlenv.messages import Message
 from rlenv.tokens import dummies
 from rlenv.tokens.vocabulary import ChatTemplate
 
@@ -85,6 +86,25 @@ class Layout:
     def text(self, value: Callable[[MessageSlot], str]) -> str:
         """The text behind the stop mark with every slot filled."""
         return "".join([part if isinstance(part, str) else value(part) for part in self.parts])
+
+
+def call_id(index: int) -> str:
+    """The id of a call that has none, by its place in its turn; nine signs, as some templates demand."""
+    return f"call{index:05d}"
+
+
+def values_of(messages: Sequence[Message], plain: Callable[[str], str] = str) -> Callable[[MessageSlot], str]:
+    """The text of each slot but those of images, for these messages; `plain` changes names and ids."""
+
+    def value(slot: MessageSlot) -> str:
+        message = messages[slot.index]
+        if slot.field == "content":
+            return slot.transform(message.content)
+        if slot.field == "name":
+            return plain(message.name or "tool")
+        return plain(message.tool_call_id or call_id(slot.index))
+
+    return value
 
 
 def split_slots(text: str, *, name: str, contents: int) -> Iterator[str | tuple[str, int]]:
@@ -323,8 +343,11 @@ class _Derivation:
         name = self.template.name
         parts = list(split_slots(whole, name=name, contents=len(contents)))
         number_of = [index for index, role in enumerate(self.turn.roles) if role == "tool"]
-        change = _transform_of_all(tail, whole, contents) if len(contents) > 1 else None
-        if change is None and len(contents) > _MOST_APART:
+        change: Any = None
+        if len(contents) > 1:  # one rendering a probe, so that many results of one turn cost no more than their number
+            split = re.split("|".join(map(re.escape, contents)), whole)
+            change = transform_of(split, lambda probe: tail([probe] * len(contents)))
+        if isinstance(change, tuple) and len(contents) > _MOST_APART:
             raise UnsupportedTemplate(
                 f"chat template {name} changes the contents of {len(contents)} messages in a way that is not known"
             )
@@ -338,7 +361,7 @@ class _Derivation:
                     slots += [MessageSlot("image", placed, TRANSFORMS["as it is"]), literal]
                     placed += 1
             elif part[0] == "c":
-                one = change if change is not None else _transform(name, tail, whole, contents, part[1])
+                one = change if callable(change) else self._transform(tail, whole, contents, part[1])
                 slots.append(MessageSlot("content", part[1], one))
             else:
                 field: Literal["name", "tool_call_id"] = "name" if part[0] == "n" else "tool_call_id"
@@ -350,6 +373,19 @@ class _Derivation:
             )
         return [part for part in slots if part != ""]
 
+    def _transform(
+        self, tail: Callable[[Sequence[str]], str], whole: str, contents: Sequence[str], index: int
+    ) -> Callable[[str], str]:
+        before, _, after = whole.partition(contents[index])
+        found = transform_of((before, after), lambda probe: tail([*contents[:index], probe, *contents[index + 1 :]]))
+        if callable(found):
+            return found
+        probe, text = found
+        raise UnsupportedTemplate(
+            f"chat template {self.template.name} changes the content {probe[:40]!r} of message {index + 1} in a way"
+            f" that is not known: {text[len(before) : len(text) - len(after)][:60]!r}"
+        )
+
     def _check_images(self, layout: Layout, whole: str, contents: Sequence[str]) -> None:
         seen = {"role": "user", "content": dummies.shown_content("user", "u", 1)}
         later = self.render(self.said, *dummies.answer_messages(self.form, self.turn, contents, 0), before=[seen])
@@ -360,36 +396,17 @@ class _Derivation:
             )
 
 
-def _transform(
-    name: str, tail: Callable[[Sequence[str]], str], whole: str, marks: Sequence[str], index: int
-) -> Callable[[str], str]:
-    before, _, after = whole.partition(marks[index])
-    left = dict(TRANSFORMS)
-    for probe in _PROBES:
-        given = list(marks)
-        given[index] = probe
-        text = tail(given)
-        left = {key: change for key, change in left.items() if text == before + change(probe) + after}
-        if not left:
-            raise UnsupportedTemplate(
-                f"chat template {name} changes the content {probe[:40]!r} of message {index + 1} in a way that is not"
-                f" known: {text[len(before) : len(text) - len(after)][:60]!r}"
-            )
-    return next(iter(left.values()))
+def transform_of(
+    split: Sequence[str], render: Callable[[str], str], probes: Sequence[str] = _PROBES
+) -> Callable[[str], str] | tuple[str, str]:
+    """The template's change to a content that stands between the texts of `split`, alike wherever it stands.
 
-
-def _transform_of_all(
-    tail: Callable[[Sequence[str]], str], whole: str, marks: Sequence[str]
-) -> Callable[[str], str] | None:
-    """The transformation that a template does to all contents alike, None where there is none such.
-
-    One rendering a probe, so that many results of one turn cost no more than their number.
+    Where that is not known: a content that shows it, and what is written of that.
     """
-    split = re.split("|".join(map(re.escape, marks)), whole)
-    left = dict(TRANSFORMS)
-    for probe in _PROBES:
-        text = tail([probe] * len(marks))
-        left = {key: change for key, change in left.items() if text == change(probe).join(split)}
+    left = list(TRANSFORMS.values())
+    for probe in probes:
+        text = render(probe)
+        left = [change for change in left if text == change(probe).join(split)]
         if not left:
-            return None
-    return next(iter(left.values()))
+            return probe, text
+    return left[0]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
@@ -16,9 +15,9 @@ from rlenv.dialects.base import SameTurn
 from rlenv.dialects.built_in import Spans
 from rlenv.errors import EpisodeError, UnsupportedTemplate
 from rlenv.messages import MalformedCall, Message
-from rlenv.tokens.dummies import Way
+from rlenv.tokens.dummies import Way, with_arguments
 from rlenv.tokens.images import ProcessorImages, as_template_reads, fill_places
-from rlenv.tokens.layouts import TRANSFORMS, Deriver, Layout, MessageSlot, TextSlot
+from rlenv.tokens.layouts import TRANSFORMS, Deriver, Layout, MessageSlot, TextSlot, call_id, transform_of, values_of
 from rlenv.tokens.prompts import Part, PromptProgram, Written, encode_parts, written_parts
 from rlenv.tokens.shapes import Story
 from rlenv.tokens.vocabulary import ChatTemplate, Signs, Vocabulary, encode
@@ -26,11 +25,7 @@ from rlenv.tokens.vocabulary import ChatTemplate, Signs, Vocabulary, encode
 _MARK = "\ue000c0\ue000"
 CHECKS = ("x", " Héllo\n\n世界 🎉  ", "a\r\n\tb 12345")
 """Harmless contents that bring out what a tokenizer merges."""
-
-
-def call_id(index: int) -> str:
-    """The id of a call that has none, by its place in its turn; nine signs, as some templates demand."""
-    return f"call{index:05d}"
+_PROBES = (*CHECKS, "", "  \n ", '"q"', "<think>x</think>", "<tool_response>\nx\n</tool_response>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +175,8 @@ class PromptIds:
 
         try:
             text = render(_MARK)
-            transform = _transform_of(text, render)
-            if transform is None:
+            transform = transform_of(text.partition(_MARK)[::2], render, _PROBES)
+            if _MARK not in text or isinstance(transform, tuple):
                 return PromptProgram(())
             # The mark stays as it is, as an author's word would, so that it is found again.
             spans = [*prompt.authored[:-1], ((0, len(_MARK)),)]
@@ -206,18 +201,6 @@ class PromptIds:
             if ids.tolist() != whole and self._controls(ids) == self._controls(whole):
                 return PromptProgram(())  # the template alone writes its control tokens, and its ids are others
         return program
-
-
-def _transform_of(text: str, render: Callable[[str], str]) -> Callable[[str], str] | None:
-    """The template's change to the content whose mark stands in `text`; None where that is not known."""
-    before, mark, after = text.partition(_MARK)
-    left = dict(TRANSFORMS)
-    for probe in (*CHECKS, "", "  \n ", '"q"', "<think>x</think>", "<tool_response>\nx\n</tool_response>"):
-        shown = render(probe)
-        left = {name: change for name, change in left.items() if shown == before + change(probe) + after}
-        if not mark or not left:
-            return None
-    return next(iter(left.values()))
 
 
 def _forms(said: Sequence[Message]) -> Iterator[Sequence[Message]]:
@@ -274,21 +257,8 @@ def _written_marks(message: Message, way: Way) -> Spans:
 def _calls_as_text(given: list[dict[str, Any]], first: int) -> Iterator[list[dict[str, Any]]]:
     """A conversation with its calls' arguments as data, and as JSON text."""
     yield given
-    if not any(message.get("tool_calls") for message in given[first:]):
-        return
-    out = list(given[:first])
-    for message in given[first:]:
-        if message.get("tool_calls"):
-            calls = []
-            for call in message["tool_calls"]:
-                function = call["function"]
-                arguments = function["arguments"]
-                if not isinstance(arguments, str):
-                    arguments = json.dumps(arguments, ensure_ascii=False)
-                calls.append({**call, "function": {**function, "arguments": arguments}})
-            message = {**message, "tool_calls": calls}
-        out.append(message)
-    yield out
+    if any(message.get("tool_calls") for message in given[first:]):
+        yield [*given[:first], *(with_arguments(message, as_text=True) for message in given[first:])]
 
 
 MAX_MESSAGES: Final = 256
@@ -357,16 +327,7 @@ class Observations:
         if places:
             program = PromptProgram.of(_with_places(layout, places, self.deriver.place), self.vocabulary)
         plain = self.images.plain if self.images is not None else str
-
-        def value(slot: MessageSlot) -> str:
-            message = messages[slot.index]
-            if slot.field == "content":
-                return slot.transform(message.content)
-            if slot.field == "name":
-                return plain(message.name or "tool")
-            return plain(message.tool_call_id or call_id(slot.index))
-
-        return program.encode(value, self.vocabulary)
+        return program.encode(values_of(messages, plain), self.vocabulary)
 
     def _check(self, layout: Layout, program: PromptProgram) -> None:
         """Harmless contents must encode to what the whole tokenizer makes of the rendered text."""
