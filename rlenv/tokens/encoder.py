@@ -290,29 +290,30 @@ class TokenEncoder:
         """
         return self._prompt_ids.of_prompt(messages, self.story(messages, () if self.same_turn else tools), ())
 
-    def require(
-        self,
-        roles: Sequence[str],
-        *,
-        after_thinking: bool = False,
-        messages: Sequence[Message | Mapping[str, Any]] = (),
-        tools: Sequence[Mapping[str, Any]] = (),
-    ) -> None:
-        """Passes where messages of `roles` can answer an assistant's turn with exact ids.
+    def require(self, roles: Sequence[str]) -> None:
+        """Passes where messages of `roles` can answer two turns without thinking with exact ids.
 
         This looks at one kind of turn; `rlenv.tokens.verdict.judge` looks at all that an environment may come to.
 
         Args:
             roles: such as `["tool"]`, or `["user"]` where an environment answers in words.
-            after_thinking: whether the policy may have written thinking before.
-            messages: the first messages; by default a user's.
 
         Raises:
             UnsupportedTemplate: the message names the template and the place.
         """
-        fault = self.rewrites(roles, after_thinking=after_thinking, messages=messages, tools=tools)
-        if fault and self.history == "grow":
-            raise UnsupportedTemplate(self.refusal(roles, fault))
+        if self.same_turn is not None:
+            return
+        turn = TurnShape("none", "" if "tool" in roles else "before", tuple(roles))
+        # With tools where a conversation without them is refused that goes on with messages of these roles.
+        has_tools = self.growth.layout(self.story([USER]), turn).form.has_tools
+        story = self.story([USER], (TOOL,) if has_tools else ())
+        for _ in range(2):
+            finding = self.growth.look(story, turn)
+            if finding.is_refused:
+                raise UnsupportedTemplate(finding.fault)
+            if finding.fault and self.history == "grow":
+                raise UnsupportedTemplate(self.refusal(roles, finding.fault))
+            story.add(turn)
 
     def refusal(self, roles: Sequence[str], fault: str) -> str:
         """The message for a history that would be rewritten and may not be."""
@@ -320,36 +321,6 @@ class TokenEncoder:
             f"chat template {self.template.name} rewrites what was sampled before a message of {', '.join(roles)}: "
             f"{fault}; choose what to do: history rows (a new training row there) or keep (go on with the sampled ids)"
         )
-
-    def rewrites(
-        self,
-        roles: Sequence[str],
-        *,
-        after_thinking: bool = False,
-        messages: Sequence[Message | Mapping[str, Any]] = (),
-        tools: Sequence[Mapping[str, Any]] = (),
-    ) -> str:
-        """The template's change of earlier turns once messages of `roles` follow two turns, "" where it only grows.
-
-        Raises:
-            UnsupportedTemplate: exact ids cannot be promised for messages of these roles.
-        """
-        if self.same_turn is not None:
-            return ""
-        if not messages:
-            # With tools where a conversation without them is refused that goes on with messages of these roles.
-            form = self.growth.layout(self.story([USER]), TurnShape("none", "", tuple(roles))).form
-            messages, tools = [USER], (TOOL,) if form.has_tools else ()
-        story = self.story(messages, tools)
-        turn = TurnShape("some" if after_thinking else "none", "" if "tool" in roles else "before", tuple(roles))
-        fault = ""
-        for _ in range(2):
-            finding = self.growth.look(story, turn)
-            if finding.is_refused:
-                raise UnsupportedTemplate(finding.fault)
-            fault = fault or finding.fault
-            story.add(turn)
-        return fault
 
     def story(self, messages: Sequence[Message | Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Story:
         """A conversation of these first messages, of which the shapes are to be looked at."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import unicodedata
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message, Observation, ToolCall
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens import TokenEncoder
+from rlenv.tokens.verdict import Played, judge
 from tests.support import real
 
 CONTENTS = (
@@ -171,10 +173,11 @@ def test_a_template_that_rewrites_turns_is_refused_by_place() -> None:
 @pytest.mark.shared_data
 def test_what_an_environment_needs_is_checked_when_it_is_bound() -> None:
     bound = encoder("qwen3")
-    bound.require(["tool", "tool"], after_thinking=True)
+    bound.require(["tool", "tool"])
     bound.require(["user"])
-    with pytest.raises(UnsupportedTemplate, match="drops the thinking"):
-        bound.require(["user"], after_thinking=True)
+    thinks = Played([Message("user", "Q")], thinks=["some"])
+    assert judge(bound, thinks).is_exact
+    assert "drops the thinking" in judge(bound, replace(thinks, answers=[("user",)])).message
     tokenizer = Tokenizer.from_str(real.qwen("qwen3").to_str())
     tokenizer.add_special_tokens(["<｜end▁of▁sentence｜>"])
     for family in ("tool_chat_template_deepseekv3", "tool_chat_template_granite_20b_fc", "tool_chat_template_hermes"):
