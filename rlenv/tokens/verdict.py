@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from rlenv import dialects
@@ -105,18 +105,7 @@ class Verdict:
 
     def as_dict(self) -> dict[str, Any]:
         """The verdict as JSON-like values."""
-        return {
-            "name": self.name,
-            "history": self.history,
-            "will_run": self.will_run,
-            "is_exact": self.is_exact,
-            "situations": [
-                {"name": one.name, "status": one.status, "detail": one.detail, "is_rare": one.is_rare}
-                for one in self.situations
-            ],
-            "message": self.message,
-            "remarks": list(self.remarks),
-        }
+        return {**asdict(self), "situations": list(map(asdict, self.situations)), "remarks": list(self.remarks)}
 
 
 def judge(encoder: TokenEncoder | UnsupportedTemplate, *played: Played) -> Verdict:
