@@ -100,7 +100,7 @@ def _compiled(made: type[_Tool], description: str, parameters: Mapping[str, Any]
 BASH = Kind(BashSpec, _compiled(_Tool, **_TOLD["bash"], commands=1))
 
 _MOST_BYTES: Final = 1_000_000
-_NO_FILE, _IS_FOLDER = 66, 67  # statuses of a command that finds no file, or a folder
+_NO_FILE, _IS_FOLDER, _NO_TEXT = 66, 67, 68  # statuses of a command that finds nothing, a folder, or a pipe or device
 _NEEDED: Final[Mapping[str, Sequence[str]]] = {
     "view": (),
     "create": ("file_text",),
@@ -172,8 +172,8 @@ class _Files(_Tool):
         """A file's text, or the names in a folder and True."""
         word = shlex.quote(path)
         listed = f"command ls -a -- {word}; exit {_IS_FOLDER}"
-        command = f"( [ -e {word} ] || exit {_NO_FILE}; [ -d {word} ] && {{ {listed}; }}; command cat -- {word} )"
-        ran = await self._ran(call, command, path)
+        looks = f"[ -e {word} ] || exit {_NO_FILE}; [ -d {word} ] && {{ {listed}; }}; [ -f {word} ] || exit {_NO_TEXT}"
+        ran = await self._ran(call, f"( {looks}; command cat -- {word} )", path)
         text = ran.output.decode(errors="replace")
         if ran.code == _IS_FOLDER:
             return text, True
@@ -191,7 +191,8 @@ class _Files(_Tool):
         # What is there keeps its mode, and who reads it meanwhile sees the old text or the new.
         mode = f'if [ -e {word} ]; then command cp -p -- {word} "$t"; else chmod 644 "$t"; fi'
         into = f'command base64 -d > "$t" <<\'END\' && command mv -f -- "$t" {word}\n{data}\nEND\n'
-        command = f"( [ ! -d {word} ] || exit {_IS_FOLDER}; {made} && {mode} && {into})"
+        looks = f"[ ! -d {word} ] || exit {_IS_FOLDER}; [ ! -e {word} ] || [ -f {word} ] || exit {_NO_TEXT}"
+        command = f"( {looks}; {made} && {mode} && {into})"
         if (await self._ran(call, command, path)).code:
             raise ToolFailed(f"'{path}' is a folder", reason="failed")
 
@@ -199,6 +200,8 @@ class _Files(_Tool):
         ran, text = await self.ran(call, command, most=_MOST_BYTES)
         if ran.code == _NO_FILE:
             raise ToolFailed(f"there is no file '{path}'", reason="failed")
+        if ran.code == _NO_TEXT:
+            raise ToolFailed(f"'{path}' is no text", reason="failed")
         if ran.why or ran.code not in (0, _IS_FOLDER):
             raise ToolFailed(text, reason="failed")
         return ran

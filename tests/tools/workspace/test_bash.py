@@ -91,6 +91,10 @@ def test_a_file_keeps_its_mode_and_may_be_long(reachable: Path) -> None:  # noqa
         ("str_replace", "/app", {"old_str": "a", "new_str": "y"}, "is a folder"),
         ("insert", "two", {"insert_line": 3, "insert_text": "y"}, "the file has 2 lines; found 3"),
         ("view", "binary", {}, "is no text"),
+        ("view", "pipe", {}, "is no text"),
+        ("view", "link", {}, "is no text"),
+        ("view", "/dev/zero", {}, "is no text"),
+        ("create", "pipe", {"file_text": "x"}, "is no text"),
         ("view", "a'b; touch /app/hurt", {}, "there is no file"),
         ("view", "-n", {}, "there is no file"),
     ],
@@ -103,7 +107,7 @@ def test_what_cannot_be_done_is_said(
     says: str,
 ) -> None:
     async def work(ask: Asks, workspace: Workspace) -> None:
-        await workspace.run("printf 'a\\na\\n' > two; printf '\\377\\376' > binary", 30)
+        await workspace.run("printf 'a\\na\\n' > two; printf '\\377\\376' > binary; mkfifo pipe; ln -s pipe link", 30)
         found = await ask(command, path, **arguments)
         assert (found.is_error, says in found.text) == (True, True), found.text
         assert not (workspace.layer / "app" / "hurt").exists()
