@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -33,6 +34,7 @@ UNSEEN = {str(Path(__file__).resolve().parents[1])}
 # What any program may write to, in memory; of each no more than this.
 _SHARED = ("/tmp", "/var/tmp", "/dev/shm")
 _SHARED_BYTES = 64 * 1024 * 1024
+_MOST_WORDS = 8_000  # bwrap takes 9,000, its own options among them
 _PROCESSES = 256  # processes and threads of one program at once: beyond that the kernel refuses to start one
 # The letter is bash's, or that of other shells.
 _BOUNDED = f'ulimit -u {_PROCESSES} 2>/dev/null || ulimit -p {_PROCESSES} 2>/dev/null; exec "$@"'
@@ -261,7 +263,10 @@ def confined(
 
     Raises:
         UsageError: bubblewrap does not work here.
+        OSError: more arguments than bwrap takes, as of a program that is given more than the kernel takes.
     """
+    if len(argv) > _MOST_WORDS:
+        raise OSError(errno.E2BIG, os.strerror(errno.E2BIG))
     sandbox = [check_bubblewrap(), "--unshare-all", "--die-with-parent", "--new-session"]
     capabilities, program = _as_user(argv)
     sandbox += [*_files(argv[0], folders), "--chdir", cwd, *capabilities]

@@ -60,6 +60,14 @@ def test_no_call_waits_for_a_sandbox_that_another_one_has_ended() -> None:
     assert {result.text for result in asyncio.run(many())} == {"made"}
 
 
+@pytest.mark.sandbox
+def test_more_arguments_than_a_sandbox_takes_are_the_calls_own_fault() -> None:
+    keys = {"parameters": {"words": {"type": "array", "items": {"type": "string"}}}, "sandbox": "bubblewrap"}
+    for words, whose in ((7_000, ""), (9_000, "policy"), (200_000, "policy")):
+        result = run(["true", "{{ args.words }}"], {"words": ["a"] * words}, **keys)
+        assert (words, result.outcome != "ok", result.whose) == (words, whose != "", whose), result.text
+
+
 # Options.
 
 
