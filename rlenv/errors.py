@@ -6,7 +6,7 @@ RlenvError
 │   ├── MissingExtra       an optional part is not installed; names the extra
 │   ├── UnknownEntry       an entry of a spec names another that is not there
 │   ├── MissingVariable    an environment variable that a spec names is not set
-│   ├── UnfitTemplate      a template of a spec that cannot be compiled (rlenv.language.templates)
+│   ├── UnfitTemplate      a template of a spec that cannot be compiled
 │   ├── ExpressionError    an expression of a spec that is none (rlenv.language.expressions)
 │   ├── DatasetFault       a dataset that cannot be read as asked (rlenv.tasks.hub)
 │   ├── UnfitFile          a file that holds no task rows (rlenv.tasks.files)
@@ -51,7 +51,8 @@ from rlenv._base.text import all_known, did_you_mean, visible
 
 __all__ = ["CassetteError", "EndpointError", "EpisodeError", "Fault", "Finding", "InvalidReward", "MissingExtra"]
 __all__ += ["MissingVariable", "PolicyError", "ResourceError", "RewardError", "RlenvError", "RunStopped", "SpecError"]
-__all__ += ["ToolFailed", "UnknownEntry", "UnsupportedTemplate", "UsageError", "all_known", "did_you_mean", "under"]
+__all__ += ["ToolFailed", "UnfitTemplate", "UnknownEntry", "UnsupportedTemplate", "UsageError", "all_known"]
+__all__ += ["did_you_mean", "under"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +219,18 @@ class UnknownEntry(UsageError):
         """The same mistake, where `more` could have been named too."""
         known = dict.fromkeys((*self.known, *more))
         return UnknownEntry(self.group, self.name, known, key=self.key, message=self.message, hint=self._own_hint)
+
+
+class UnfitTemplate(UsageError):
+    """A template of a spec cannot be read, or reads what is not there.
+
+    `line` (1-based) and `find`, a text inside the template, say where in it ("" where the line alone is known).
+    """
+
+    def __init__(self, message: str, *, key: str, hint: str, line: int = 1, find: str = "") -> None:
+        self.line = line
+        self.find = find
+        super().__init__(message, key=key, hint=hint)
 
 
 class MissingVariable(UsageError):

@@ -21,12 +21,12 @@ from jinja2 import meta, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rlenv._base.text import did_you_mean, last_box, strings_in
-from rlenv.errors import RlenvError, UsageError
+from rlenv.errors import RlenvError, UnfitTemplate
 from rlenv.language.functions import is_outage
 from rlenv.secrets import watched
 
 __all__ = ["Template", "TemplateError", "UnfitTemplate", "as_template", "compile_template", "compile_value"]
-__all__ += ["template_of", "texts_at", "texts_in"]
+__all__ += ["compile_written", "template_of", "texts_at", "texts_in"]
 
 _T = TypeVar("_T")
 
@@ -101,18 +101,6 @@ class TemplateError(RlenvError):
         others = [path for path in paths if not path.startswith(_OF_TEMPLATES) and not _OF_VALUES.search(path)]
         is_plain = all(path.startswith(_OF_PYTHON) and "-packages" not in path for path in others)
         return is_plain and not is_outage(cause)
-
-
-class UnfitTemplate(UsageError):
-    """A template of a spec cannot be read, or reads what is not there.
-
-    `line` (1-based) and `find`, a text inside the template, say where in it ("" where the line alone is known).
-    """
-
-    def __init__(self, message: str, *, key: str, hint: str, line: int = 1, find: str = "") -> None:
-        self.line = line
-        self.find = find
-        super().__init__(message, key=key, hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,9 +263,9 @@ def _head(tree: nodes.Template) -> Callable[..., str] | None:
         for node in output.nodes if isinstance(output, nodes.Output) else (output,):
             for piece in _pieces(node):
                 if not isinstance(piece, nodes.Expr) or not meta.find_undeclared_variables(_tree([piece])) <= _OWN:
-                    return _rendering(found)
+                    return _rendering(_tree(found)) if found else None
                 found.append(piece)
-    return _rendering(found)
+    return _rendering(_tree(found)) if found else None
 
 
 def _pieces(node: nodes.Node) -> Iterator[nodes.Node]:
@@ -292,10 +280,8 @@ def _pieces(node: nodes.Node) -> Iterator[nodes.Node]:
         yield node
 
 
-def _rendering(found: list[nodes.Expr]) -> Callable[..., str] | None:
-    if not found:
-        return None
-    code = _environment.compile(_tree(found))
+def _rendering(tree: nodes.Template) -> Callable[..., str]:
+    code = _environment.compile(tree)
     return jinja2.Template.from_code(_environment, code, _environment.globals.copy()).render
 
 
@@ -402,6 +388,18 @@ def _reason(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return "it takes too much memory"
     return f"{type(error).__name__}: {error}"
+
+
+def compile_written(source: str, write: Callable[[Any], str]) -> Callable[..., str]:
+    """A template that writes by `write` what reads more than `vars`; raises TemplateError for a syntax error."""
+    compile_template(source)
+    tree = _environment.parse(source)
+    for output in tree.find_all(nodes.Output):
+        for index, node in enumerate(output.nodes):
+            if not isinstance(node, nodes.TemplateData) and meta.find_undeclared_variables(_tree([node])) - {"vars"}:
+                output.nodes[index] = nodes.Call(nodes.Name("_write", "load"), [node], [], None, None)
+    render = _rendering(tree)
+    return lambda **values: _called(render, {**values, "_write": write})
 
 
 def as_template(source: str) -> Template:

@@ -272,12 +272,19 @@ def read_parameters(schema: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], 
 
 
 def compile_filling(
-    value: Any, *, key: str, parameters: Mapping[str, Any], vars: Mapping[str, Any], resources: Collection[str] = ()
+    value: Any,
+    *,
+    key: str,
+    parameters: Mapping[str, Any],
+    vars: Mapping[str, Any],
+    resources: Collection[str] = (),
+    write: Callable[[Any], str] | None = None,
 ) -> Filling:
     """Compiles `value`, in which every string is a template; secrets named in it are put in.
 
     Args:
         parameters: the tool's parameters, whose names `args` has.
+        write: how what is filled into a text is written, but for `vars`; as it is without it.
 
     Raises:
         UsageError: a template cannot be read, or reads a name that is not there; a secret is not set.
@@ -287,7 +294,7 @@ def compile_filling(
         _check(text, key=place, parameters=parameters)
         check_resources(text, key=place, resources=resources)
     marked, with_secrets = set_aside(value)
-    fill = templates.compile_value(marked)
+    fill = templates.compile_written(marked, write) if write is not None else templates.compile_value(marked)
     read = [templates.compile_template(text) for text in templates.texts_in(value)]
     names = {name for template in read for name in template.names}
     changes_args = any("args" in template.names and not template.is_plain for template in read)

@@ -97,23 +97,10 @@ def _check_url(url: str, vars: Mapping[str, Any]) -> None:
         )
 
 
-class _Quoted(Mapping[str, Any]):
-    """Values as they may stand in a URL: each encoded, so that none can end its segment."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = values
-
-    def __getitem__(self, name: str) -> Any:
-        value = self._values[name]
-        if isinstance(value, Mapping):
-            return _Quoted(value)
-        return quote(_within("" if value is None else _plain(value)), safe="")
-
-    def __iter__(self) -> Any:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
+def _quoted(value: Any) -> str:
+    """A value as it may stand in a URL, encoded, so that it cannot end its segment."""
+    is_json = isinstance(value, (list, tuple, dict, int, float))  # anything else of a resource's is its text
+    return quote(_within("" if value is None else _plain(value if is_json else str(value))), safe="")
 
 
 def _plain(value: Any) -> str:
@@ -234,10 +221,9 @@ def compile_http(name: str, spec: HttpSpec, context: CompileContext) -> Sequence
     with under("parameters"):
         parameters = shorthand(spec.parameters)
     _check_url(spec.url, context.vars)
+    known: dict[str, Any] = {"parameters": parameters, "vars": context.vars, "resources": context.resources}
     fillings: dict[str, Filling] = {
-        key: compile_filling(
-            getattr(spec, key), key=key, parameters=parameters, vars=context.vars, resources=context.resources
-        )
+        key: compile_filling(getattr(spec, key), key=key, write=_quoted if key == "url" else None, **known)
         for key in ("url", "headers", "query", "body")
     }
     method = spec.method or ("GET" if spec.body is None else "POST")
@@ -257,8 +243,7 @@ def compile_http(name: str, spec: HttpSpec, context: CompileContext) -> Sequence
         elif body is not None:
             sent = _json(body)
             headers.setdefault("Content-Type", "application/json")
-        url = fillings["url"](args=_Quoted(args), task=_Quoted(call.task), resources=call.resources)
-        address = _address(url, fillings["query"](**values))
+        address = _address(fillings["url"](**values), fillings["query"](**values))
         return Request(method, address, headers, sent, statuses, spec.redirects, max_bytes)
 
     async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:

@@ -28,9 +28,9 @@ TEXT = {"text": "string"}
 Answers = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def compiled(url: str, *, vars: dict[str, Any] | None = None, **keys: Any) -> Tool:
+def compiled(url: str, *, vars: dict[str, Any] | None = None, resources: Any = (), **keys: Any) -> Tool:
     spec = HttpSpec.model_validate({"kind": "http", "url": url, **keys})
-    (tool,) = KIND.factory("ask", spec, CompileContext(base=Path(), vars=vars or {}))
+    (tool,) = KIND.factory("ask", spec, CompileContext(base=Path(), vars=vars or {}, resources=resources))
     assert isinstance(tool, Tool)
     return tool
 
@@ -179,6 +179,35 @@ def test_the_task_and_constants_are_read_too() -> None:
             return await call(tool, {}, within=make())
 
     assert asyncio.run(go()).text == "/7%2F8"
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "expected"),
+    [
+        ("/{{ resources.desk.name }}/x", "a/?#%2e\u00e9", "/a%2F%3F%23%252e%C3%A9/x"),
+        ("/{{ resources.desk }}/x", "a", "/the%20desk/x"),
+        ("/{{ resources.desk.name ~ args.text }}", "a/", "/a%2Fa%2F"),
+        ("/{{ args.text | replace(' ', '_') }}", "a b/c", "/a_b%2Fc"),
+        ("/{% for one in args.text.split(',') %}{{ one }}/{% endfor %}", "a,b/c", "/a/b%2Fc/"),
+        ("{{ vars.path }}/{{ args.text or vars.path }}", "", "/of/vars/%2Fof%2Fvars"),
+    ],
+)
+def test_what_a_template_fills_in_cannot_end_its_segment_wherever_it_comes_from(
+    path: str, given: str, expected: str
+) -> None:
+    class Desk:
+        name = given
+
+        def __str__(self) -> str:
+            return "the desk"
+
+    async def go() -> ToolResult:
+        keys = {"parameters": TEXT, "response": "path", "resources": {"desk": Desk()}}
+        async with served(echo) as address, kept(lambda: context(resources={"desk": Desk()})) as make:
+            tool = compiled(address + path, vars={"path": "/of/vars"}, **keys)
+            return await call(tool, {"text": given}, within=make())
+
+    assert asyncio.run(go()).text == expected
 
 
 @pytest.mark.parametrize("text", ["..", ".", ""])
