@@ -20,6 +20,7 @@ import markupsafe
 from jinja2 import meta, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from rlenv._base.paths import bounded_reading
 from rlenv._base.text import did_you_mean, last_box, strings_in
 from rlenv.errors import RlenvError, UnfitTemplate
 from rlenv.language.functions import is_outage
@@ -32,7 +33,7 @@ _T = TypeVar("_T")
 
 _OWN = frozenset(("vars", "resources"))  # what no row, model or server says
 _SINGLE = re.compile(r"\s*\{\{(?!\{)((?:(?!\{\{|\}\}).)*)\}\}\s*", re.DOTALL)
-_OF_TEMPLATES: tuple[str, ...] = (__file__, "<", last_box.__code__.co_filename)
+_OF_TEMPLATES: tuple[str, ...] = (__file__, "<", *(one.__code__.co_filename for one in (last_box, bounded_reading)))
 _OF_TEMPLATES += tuple(os.path.dirname(str(one.__file__)) for one in (jinja2, markupsafe))
 _OF_PYTHON = os.path.dirname(os.__file__)  # what filters and methods of plain values call
 _OF_VALUES = re.compile(r"[/\\][a-z]+-packages[/\\]numpy[/\\]")
@@ -60,6 +61,10 @@ class _Environment(ImmutableSandboxedEnvironment):
             if isinstance(one, int) and one.bit_length() > _MAX_POWER_BITS:
                 raise OverflowError("the product is too large")
         return left * right
+
+    def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        # A policy may have left a pipe, a device or any length in the place of a file.
+        return super().call(context, bounded_reading(function, most=_MAX_PRODUCT), *args, **kwargs)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if isinstance(obj, Mapping) and attribute in obj:

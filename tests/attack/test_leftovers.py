@@ -30,6 +30,7 @@ TOOLS = '''
 import datetime
 import decimal
 import functools
+import os
 import socket
 import sqlite3
 import sys
@@ -335,7 +336,9 @@ def put(what: str, work) -> str:
             "circle": [lambda: place.symlink_to(place)], "three": [lambda: place.write_text("3")],
             "file": [work.path.rmdir, lambda: work.path.write_text("")], "gone": [work.path.rmdir],
             "mem": [lambda: place.symlink_to("/proc/self/mem")], "wide": [lambda: place.write_text("9" * 15)],
-            "refs": [lambda: place.symlink_to("/proc/self/clear_refs")]}
+            "refs": [lambda: place.symlink_to("/proc/self/clear_refs")], "pipe": [lambda: os.mkfifo(place)],
+            "zero": [lambda: place.symlink_to("/dev/zero")], "pages": [lambda: place.symlink_to("/proc/self/pagemap")],
+            "long": [lambda: place.write_bytes(b"3" * 20_000_000)]}
     for one in ways[what]:
         one()
     return "put"
@@ -343,12 +346,17 @@ def put(what: str, work) -> str:
 
 
 def test_a_file_that_is_left_otherwise_than_a_template_reads_it_is_worth_nothing(make_environment: Make) -> None:
-    read = "('%' ~ (resources.work.path / 'points').read_text() ~ 'd') | format(3) | float"
-    rewards = {"points": {"kind": "rule", "rule": "value", "value": "{{ " + read + " }}"}}
+    read = "('%' ~ (resources.work.path / 'points').READ ~ 'd') | format(3) | float"
+    reads = ["read_text('utf-8')", "read_bytes().decode()", "open('r', -1, 'utf-8').read()"]
+    reads.append("open(mode='rb').read().decode()")
+    rewards = {
+        name: {"kind": "rule", "rule": "value", "value": "{{ " + read.replace("READ", how) + " }}", "weight": 0.25}
+        for name, how in zip("abcd", reads, strict=True)
+    }
     put = '\n  put: {kind: python, function: "tools.py:put", inject: [work], mutates: true}'
     text = SPEC.replace("resources: {", "resources: {work: {kind: tempdir}, ").replace("\ntools:", "\ntools:" + put)
     environment = make_environment(text, tools=TOOLS + FILES, rewards=rewards)
-    for what in ("none", "bytes", "folder", "circle", "file", "gone", "mem", "refs", "wide", "three"):
+    for what in "none bytes folder circle file gone mem refs wide pipe zero pages long three".split(" "):
         found = play(environment, ToolCall("put", {"what": what}))
         is_well(found, what)
         assert found.reward.total == 3 * (what == "three"), what
