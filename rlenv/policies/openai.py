@@ -279,24 +279,25 @@ class _Session:
         """What is wrong with the server that has not answered in the episode's time; "" where it gives first tokens."""
         if self._asking is None or not self._asks_beside:
             return ""
-        begun, soon = time.monotonic(), partial(beside, endpoint=self._client.endpoint)
-        first = partial(self._asked, self._asking, 1, around=soon)
-        with counted(self._context.account, "policy"):
+        begun, soon, room = time.monotonic(), partial(beside, endpoint=self._client.endpoint), Room(self._client)
+        first, bound_s = partial(self._asked, self._asking, 1, around=soon), _FIRST_TOKEN_S + 2 * tries_s(self._client)
+        with counted(self._context.account, "policy"), suppress(TimeoutError):
             try:
-                await first()
+                async with asyncio.timeout(bound_s):  # nobody else bounds what waits for room behind the end
+                    await room.ask(first)
+                return "" if all(self._well) else "the server gave no first token for a part of the episode's time"
             except EndpointError as error:
                 if error.status in REFUSED:
                     return ""
                 told, took_s = str(error), time.monotonic() - begun
                 if error.status == 429:
                     return told
-                with suppress(RewardError, TimeoutError):  # nobody else bounds what waits for room behind the end
-                    async with asyncio.timeout(_FIRST_TOKEN_S + 2 * tries_s(self._client)):
-                        room = Room(self._client)
+                with suppress(RewardError, TimeoutError):
+                    async with asyncio.timeout(bound_s):
                         asked = partial(self._in_turn, self._asking, first, room, is_now=False, took_s=took_s)
                         return "" if self._first and await asked() is None else told
                 return told
-        return "" if all(self._well) else "the server gave no first token for a part of the episode's time"
+        return "a limit of rate had no room for a first token"
 
     def _left(self, new: Sequence[Message]) -> int | None:
         """The most tokens of the next action; None where nobody limits them. Of what is new the characters are taken;

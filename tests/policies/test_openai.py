@@ -652,6 +652,26 @@ def test_a_server_that_hangs_at_an_episodes_end_gives_no_number(
     assert (_ending(trajectory), len(asked)) == (("time", 0.0), 1)  # a gateway that keeps every answer is asked once
 
 
+@BOTH
+@pytest.mark.parametrize(("barred", "is_well"), [(1, True), (2, True), (99, False)])
+def test_a_limit_of_rate_that_soon_has_room_at_an_episodes_end_voids_nothing(
+    make_environment: Any, mode: str, barred: int, is_well: bool
+) -> None:
+    """The policy's own long answer may have used it up."""
+    firsts = 0
+
+    async def answer(body: Any) -> Any:
+        nonlocal firsts
+        firsts += _is_first(body)
+        if not _is_first(body):
+            return await never()
+        return Reply(429) if firsts <= barred else "Y"
+
+    with paused_for(0.01):
+        trajectory, _ = served(make_environment(limits__episode_s=0.4), answer, mode=mode, timeout_s=1.0)
+    assert _ending(trajectory) == (("time", 0.0) if is_well else ("policy", None))
+
+
 def _fails(body: Any, mode: str, word: str) -> bool:
     said = body["prompt"] if mode == "text" else _texts(body, "assistant") + _texts(body, "tool")
     return word in said
