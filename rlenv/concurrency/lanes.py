@@ -199,11 +199,15 @@ here: Final = _lane.get
 
 
 class entered:
-    """Makes `lane` the one of a block, and of the tasks that it starts; None changes nothing."""
+    """Makes `lane` the one of a block, and of the tasks that it starts; None changes nothing. A text names a place
+    inside of the lane that there is, if there is one.
+    """
 
     __slots__ = ("_lane", "_token")
 
-    def __init__(self, lane: Lane | None) -> None:
+    def __init__(self, lane: Lane | str | None) -> None:
+        if isinstance(lane, str):
+            lane = around.at(lane) if (around := here()) is not None else None
         self._lane = lane
 
     def __enter__(self) -> None:

@@ -283,8 +283,8 @@ class Episode:
             self._user = Conversation(user, UserContext(*held, self.tools.run_for_user), self.cut)
         # What stands before the spec's own question are examples; what stands in its place is the dialogue so far.
         before = self.messages[-1:] if environment.spec.prompt.asks else self.messages
-        lane, at = here(), "opening" if parsed is None else len(self.turns)
-        with entered(lane and lane.at(f"user {at}")), counted(self.tools.counting):
+        at = "opening" if parsed is None else len(self.turns)
+        with entered(f"user {at}"), counted(self.tools.counting):
             return await self._user.reply(before, self.turns, parsed, deadline=deadline)
 
     def record(self, *, answer: str | None = None) -> Record:

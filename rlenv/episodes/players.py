@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rlenv.concurrency.lanes import entered, here
+from rlenv.concurrency.lanes import entered
 from rlenv.concurrency.scope import ended
 from rlenv.episodes.episode import Episode
 from rlenv.episodes.rollout import drive
@@ -232,7 +232,7 @@ class Seating:
         """
         if seat is self.first:
             await seat.tools.open()
-            own, shared, lane = self._names.index(seat.task["player"]), seat.tools, here()
+            own, shared = self._names.index(seat.task["player"]), seat.tools
             for at, (name, role) in enumerate(self._players.roles.items()):
                 if at == own:
                     continue
@@ -241,7 +241,7 @@ class Seating:
                 self._others[name] = other = Seated(seat.environment, task, seat.split, index, seat.seed, seat.cut)
                 other.table, other.tools.resources = self, shared.resources
                 other.tools.account, other.tools.counting = shared.account, shared.counting
-                with entered(lane and lane.at(f"player {name} >")):
+                with entered(f"player {name} >"):
                     self._tasks[name] = asyncio.create_task(self._run(name, other))
         heard = await self._come(seat)
         return None if self._is_over else heard

@@ -287,8 +287,7 @@ class NestedSpec:
         left = deadline - time.monotonic()
         limit_s = left - min(left * _SHARE_KEPT, _MOST_KEPT_S)
         policy = OpenAIPolicy.over(client, mode=mode)
-        lane = here()
-        with entered(lane and lane.at("> agent")):
+        with entered("> agent"):
             async with environment.start(task=task, seed=seed) as episode:
                 played = await drive(episode, policy, limit_s=min(episode.limits.episode_s, limit_s))
         if played.failure is not None and played.failure.reason == CassetteError.reason:

@@ -162,8 +162,8 @@ class EpisodeTools:
         return (*results[:allowed], *told, *results[allowed:], *self._left_out(left[at + 1 :], most=_MOST_LEFT_OUT))
 
     async def _run(self, calls: Sequence[ToolCall | MalformedCall], context: ToolContext) -> tuple[ToolResult, ...]:
-        if (lane := here()) is not None or self.counting is not None:
-            with entered(lane and lane.at(f"turn {context.turn}")), counted(self.counting):
+        if here() is not None or self.counting is not None:
+            with entered(f"turn {context.turn}"), counted(self.counting):
                 results = await self.toolset.executor.run(calls, context)
         else:
             results = await self.toolset.executor.run(calls, context)
@@ -250,8 +250,7 @@ class EpisodeTools:
         allowed = calls[: max(left, 0)]
         self.made += len(allowed)
         self._made_in_turn += len(allowed)
-        lane = here()
-        with entered(lane and lane.at(">")):
+        with entered(">"):
             results = await self.toolset.for_code.run(allowed, context) if allowed else ()
         self._end = self._end or end_of(results)[1]
         return results + self._left_out(calls[len(allowed) :])

@@ -11,7 +11,7 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
-from rlenv.concurrency.lanes import entered, here
+from rlenv.concurrency.lanes import entered
 from rlenv.concurrency.scope import Scope
 from rlenv.dialects.base import CHARS_PER_TOKEN
 from rlenv.dialects.built_in import broken_message, broken_schemas
@@ -383,7 +383,7 @@ class _Session:
         conversation. Or it fails at what the policy wrote before: then it takes the same turns with harmless words,
         and none with the policy's own. Raises RewardError: nobody can tell.
         """
-        soon, lane, is_refused = partial(beside, endpoint=self._client.endpoint), here(), room.has_place
+        soon, is_refused = partial(beside, endpoint=self._client.endpoint), room.has_place
 
         async def asked() -> None:
             await self._asked(messages, 1, keeps_own=None if is_now else False, around=soon)
@@ -391,7 +391,7 @@ class _Session:
                 few = partial(soon, tokens=FEW_TOKENS)
                 await self._asked((Message("user", HARMLESS),), FEW_TOKENS, text=HARMLESS, around=few)
 
-        with entered(lane and lane.at("beside")):  # a replay does not ask these
+        with entered("beside"):  # a replay does not ask these
             own = partial(self._asked, messages, 1, keeps_own=True, around=soon)
             given = await if_refused(asked, very, room, looks=1 + 2 * is_refused, took_s=took_s)
             if given is None and not is_now:

@@ -18,7 +18,7 @@ from statistics import fmean, median
 from typing import Any, Final, Generic, TypeVar
 
 from rlenv.concurrency.deadline import Countdown, bounded_by_itself, left_s, pause, running_under
-from rlenv.concurrency.lanes import entered, here
+from rlenv.concurrency.lanes import entered
 from rlenv.concurrency.scope import Scope, ended
 from rlenv.endpoints import BARRED, REFUSED, Client
 from rlenv.endpoints.account import is_away
@@ -107,10 +107,10 @@ async def in_time(
         EndpointError: what the request raises; or `is_held`: none of the tries had an answer when `within_s` seconds
             were over, while `known` soon had one each time.
     """
-    begun, mine, lane = time.monotonic(), object(), here()
+    begun, mine = time.monotonic(), object()
     pace.waiting[mine] = pace.answered
     first = asyncio.ensure_future(request())
-    with entered(lane and lane.at("beside")):  # a replay does not ask these
+    with entered("beside"):  # a replay does not ask these
         beside = asyncio.ensure_future(_beside(known, request, most, within_s, pace))
     try:
         await asyncio.wait({first, beside}, return_when=asyncio.FIRST_COMPLETED)
@@ -190,9 +190,9 @@ async def if_unread(
         told = await tried(request)
         return Refused("its reply cannot be read") if isinstance(told, Answered) and not is_read(told.value) else told
 
-    rounds, lane = max(1, int(within_s / (2 * took_s)) - 1), here()
+    rounds = max(1, int(within_s / (2 * took_s)) - 1)
     try:
-        with entered(lane and lane.at("beside")):
+        with entered("beside"):
             given = await in_turn(known, again, most=most, within_s=within_s, at_once=ceil(most / rounds))
     except RewardError:
         return found
@@ -341,9 +341,9 @@ async def if_felled(
     Raises:
         EndpointError: `error`, where the server was not away; `is_held`: it fell each time; or nobody can tell.
     """
-    lane, falls, was_cut = here(), scope.keep(("falls", client.endpoint.base_url), _Falls), error.is_cut
+    falls, was_cut = scope.keep(("falls", client.endpoint.base_url), _Falls), error.is_cut
     within_s = tries_s(client) if within_s is None else within_s
-    with entered(lane and lane.at("beside")), running_under(Countdown(within_s)):  # a replay does not ask these
+    with entered("beside"), running_under(Countdown(within_s)):  # a replay does not ask these
         falls.suspects += was_cut  # at once: others find the server away before anybody can say that it is
         try:
             if isinstance(await known(), Answered) if was_cut else not (falls.suspects and is_away(error)):

@@ -133,11 +133,11 @@ class Asker:
         # The fence's mark is new for each request, so the key is made of what stands in it.
         whom = [member.digest, member.endpoint.base_url, member.endpoint.model, self._filled(member, question, {})]
         key = await question.key([*whom, *("".join(sorted(party)) for party in question.parties)], named)
-        one, lane = _Asking(self, member, question, tuple(named)), here()
+        one = _Asking(self, member, question, tuple(named))
         try:
             async with asyncio.timeout(member.limit_s):
                 one.limit = share_of_time(1.0, most_s=member.limit_s or inf)
-                with entered(lane and lane.at(place)):
+                with entered(place):
                     found = await self.cache.get(key, one.verdict) if self.is_cached else (await one.verdict(), False)
         except TimeoutError:
             return Failed(f"no verdict within {member.limit_s} s"), False

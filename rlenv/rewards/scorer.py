@@ -24,7 +24,7 @@ from math import isfinite
 from typing import Any, Final
 
 from rlenv._base.bounded import quick
-from rlenv.concurrency.lanes import entered, here
+from rlenv.concurrency.lanes import entered
 from rlenv.endpoints.account import asks
 from rlenv.errors import InvalidReward, UsageError
 from rlenv.language.expressions import Expression
@@ -278,12 +278,10 @@ class Scorer:
     async def _measure_async(self, planned: Planned, context: RewardContext) -> TermResult:
         waiting = object()
         self._waited_for[waiting] = (planned.name, time.monotonic())
-        if (lane := here()) is not None:
-            place = f"turn {len(context.turns) - 1} term" if planned.is_per_turn else "term"
-            lane = lane.at(f"{place} {planned.name}")
+        place = f"turn {len(context.turns) - 1} term" if planned.is_per_turn else "term"
         try:
             role = f"{'judge' if planned.term.spec.kind == 'judge' else 'term'} {planned.name}"
-            with entered(lane), asks(role):
+            with entered(f"{place} {planned.name}"), asks(role):
                 return await measure_async(planned, context)
         finally:
             del self._waited_for[waiting]
