@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from rlenv._base.text import did_you_mean, parts_of, strings_in
+from rlenv._base.text import KeyPath, did_you_mean, parts_of, strings_in
 from rlenv.checks.subject import PATTERNS, WORDS, Subject, gives_away
 from rlenv.errors import EpisodeError, Finding, RlenvError
 from rlenv.language.expressions import compile_expression, open_on
@@ -322,7 +322,7 @@ def _state(subject: Subject) -> Iterator[Finding]:
                 yield subject.say("shared-state/resource", f"resources.{name}.scope", tool.name)
 
 
-def _leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], float]]:
+def _leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, float]]:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         yield path, value
     for key, item in parts_of(value):
@@ -419,7 +419,7 @@ def told_by_tools(
             yield subject.say("empty-result/of-oracle", places[name], len(calls), calls[0][1][:40], at="key")
 
 
-Told = Iterator[tuple[str, tuple[str | int, ...], Sequence[Any]]]
+Told = Iterator[tuple[str, KeyPath, Sequence[Any]]]
 """What is odd in an episode: its key in odd.toml, place, and what is given; each is said once for its first value."""
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rlenv._base.text import did_you_mean, parts_of
+from rlenv._base.text import KeyPath, did_you_mean, parts_of
 from rlenv.calls.toolsets import ToolSet
 from rlenv.checks.sites import Site, Stub, check_site
 from rlenv.checks.subject import ReadSplit, Subject, calls_in
@@ -28,7 +28,6 @@ from rlenv.secrets import redact
 from rlenv.tools.arguments import ArgumentCheck
 from rlenv.tools.base import Tool
 
-Path = tuple[str | int, ...]
 _NAMES = ("task", "vars", "results")
 _MOST_CHECKS = 2_000  # of tools that rows declare
 
@@ -87,7 +86,7 @@ def _is_written(step: OracleStep) -> bool:
 def _exist(subject: Subject, steps: Sequence[OracleStep]) -> Iterator[Finding]:
     for index, step in enumerate(steps):
         for place, name, arguments in calls_in(step):
-            path: Path = ("oracle", index, "call", *place)
+            path: KeyPath = ("oracle", index, "call", *place)
             tool = subject.tools.get(name)
             if tool is None:
                 if not subject.lacks("tools", name):
@@ -139,7 +138,7 @@ class _Results(list[Stub]):
         return Stub()
 
 
-def _texts(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
+def _texts(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
     """The templates of a value, those in the keys of its mappings among them."""
     if isinstance(value, str) and "{" in value:
         yield path, value
@@ -201,7 +200,7 @@ class _Script:
         return None
 
     def _recorded(self, source: str, values: Mapping[str, Any], count: _Count, where: str) -> Finding | None:
-        path: Path = ("oracle",)
+        path: KeyPath = ("oracle",)
         try:
             actions = golds.read_actions(golds.listed(compile_template(source).value(**values)), self._known(count))
         except (PolicyError, TemplateError) as error:
@@ -246,7 +245,7 @@ class _Script:
 
     def _called(self, index: int, values: Mapping[str, Any], count: _Count, where: str) -> Finding | None:
         step, written = self.spec.steps[index], self.written[index]
-        path: Path = ("oracle", index, "call")
+        path: KeyPath = ("oracle", index, "call")
         if written is None:
             if _reads_results(step.call):
                 return None
@@ -269,7 +268,7 @@ class _Script:
         return None
 
     def _of_calls(
-        self, path: Path, groups: Sequence[Sequence[ToolCall | MalformedCall]], count: _Count, where: str
+        self, path: KeyPath, groups: Sequence[Sequence[ToolCall | MalformedCall]], count: _Count, where: str
     ) -> Finding | None:
         """The first fault of calls that a row says."""
         for calls in groups:
@@ -283,7 +282,7 @@ class _Script:
                     return fault
         return None
 
-    def _counted(self, path: Path, calls: int, count: _Count) -> Finding | None:
+    def _counted(self, path: KeyPath, calls: int, count: _Count) -> Finding | None:
         count.calls += calls
         most = count.limits.calls_per_turn
         if calls <= most:
@@ -303,7 +302,9 @@ class _Script:
             self.parameters[id(tools)] = (tools, golds.parameters_of(tools.schemas))
         return self.parameters[id(tools)][1]
 
-    def _unfit(self, path: Path, name: str, arguments: Mapping[str, Any], count: _Count, where: str) -> Finding | None:
+    def _unfit(
+        self, path: KeyPath, name: str, arguments: Mapping[str, Any], count: _Count, where: str
+    ) -> Finding | None:
         """A call of a tool that the row does not have then, or whose arguments do not fit its schema."""
         try:
             tools = self.subject.toolset(count.row, count.says).tools
@@ -325,7 +326,7 @@ class _Script:
         message = f"the arguments do not fit '{name}' for {where}: {check.explain(arguments)}"
         return self._fault(path, message, "a lone {{ … }} keeps its type; add a filter such as |int or |string")
 
-    def _fault(self, path: Path, message: str, hint: str) -> Finding:
+    def _fault(self, path: KeyPath, message: str, hint: str) -> Finding:
         return self.subject.document.fault(path, message, hint)
 
 

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from rlenv._base.bounded import cut_end, cut_middle, encodable, grouped
 from rlenv._base.paths import is_file, leads_out, real
 from rlenv._base.strict_json import object_in
-from rlenv._base.text import strings_in
+from rlenv._base.text import KeyPath, strings_in
 from rlenv.checks.editor.shape import description_of, fields, shapes_at
 from rlenv.checks.odd_play import TriedPlays
 from rlenv.checks.subject import ReadSplit, Subject
@@ -73,7 +73,7 @@ def check_meaning(endpoint: Endpoint, known: Sequence[Finding], subject: Subject
             yield subject.document.warning(_at(subject, entry.get("where")), message, cut_end(fix, 500), "read")
 
 
-def _at(subject: Subject, where: object) -> tuple[str | int, ...] | str:
+def _at(subject: Subject, where: object) -> KeyPath | str:
     """The place that a reply names, or the nearest one around it that the spec has."""
     keys = [*str(where or "").replace("[", ".").replace("]", "").split(".")]
     while keys and not subject.document.has(".".join(keys)):
@@ -158,7 +158,7 @@ def _meanings(subject: Subject) -> Iterator[str]:
     """The descriptions of the keys that are written, each once, and of the kinds of entries."""
     data, told = subject.document.data, set[str]()
 
-    def walk(value: Any, path: tuple[str | int, ...]) -> Iterator[str]:
+    def walk(value: Any, path: KeyPath) -> Iterator[str]:
         kind, rule = (value.get(key) if isinstance(value, Mapping) else None for key in ("kind", "rule"))
         if len(path) == 2 and isinstance(kind, str):
             said = description_of("rules", str(rule)) if kind == "rule" else description_of(str(path[0]), kind)

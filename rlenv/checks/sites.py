@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rlenv._base.text import did_you_mean, nearest, strings_in
+from rlenv._base.text import KeyPath, did_you_mean, nearest, strings_in
 from rlenv.checks.subject import (
     PATTERNS,
     ReadSplit,
@@ -67,7 +67,7 @@ class Stub:
 class Site:
     """One template: where it stands, what it may read, and stand-ins for what only an episode knows."""
 
-    path: tuple[str | int, ...]
+    path: KeyPath
     source: str
     names: tuple[str, ...]
     stand_ins: Mapping[str, Any]
@@ -78,7 +78,7 @@ def listed_names(options: tuple[str, ...] | list[str]) -> str:
     return ", ".join(options) if options else "none"
 
 
-def names_at(path: tuple[str | int, ...], *, kind: str = "") -> tuple[str, ...]:
+def names_at(path: KeyPath, *, kind: str = "") -> tuple[str, ...]:
     """The names that a template at `path` may read, () where none may stand; `kind` is that of its entry."""
     if path[-1] in _LITERAL:
         return ()
@@ -141,7 +141,7 @@ def _sites(subject: Subject) -> Iterator[Site]:
                 yield Site(path, text, _OFFERED if by_row else (), {"user_turn": 0} if by_row else {})
 
 
-def _texts(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], str]]:
+def _texts(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
     for at, text in strings_in(value, path):
         if _MARK.search(text) and at[-1] not in _LITERAL:
             yield at, text
@@ -337,19 +337,19 @@ def check_filled(subject: Subject) -> Iterator[Finding]:
             yield from _unfilled(subject, path, text)
 
 
-def _is_broken(subject: Subject, path: tuple[str | int, ...]) -> bool:
+def _is_broken(subject: Subject, path: KeyPath) -> bool:
     """True in an entry that does not compile: whoever would have filled its texts may not have come to them."""
     dotted = ".".join(map(str, path[:2]))
     return any(one in (dotted, path[0]) or one.startswith(f"{dotted}.") for one in subject.compiled.broken)
 
 
-def _is_of_a_shell(entry: Any, path: tuple[str | int, ...]) -> bool:
+def _is_of_a_shell(entry: Any, path: KeyPath) -> bool:
     """True for a word of a command that a shell reads: it fills in its own variables."""
     words = entry.get(path[2]) if isinstance(entry, Mapping) and len(path) == 4 else None
     return isinstance(words, list) and any(str(word).rpartition("/")[2] in _SHELLS for word in words)
 
 
-def _unfilled(subject: Subject, path: tuple[str | int, ...], text: str) -> Iterator[Finding]:
+def _unfilled(subject: Subject, path: KeyPath, text: str) -> Iterator[Finding]:
     for found in _BRACES.finditer(text):
         if found[1] in _NAMES or found[2] in ("if", "for", "set"):
             message = f"nothing fills in '{found[0]} …' here: the text is taken as it stands"

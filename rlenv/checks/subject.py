@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, TypeVar
 
-from rlenv._base.text import strings_in
+from rlenv._base.text import KeyPath, strings_in
 from rlenv.calls.executor import Executor
 from rlenv.calls.toolsets import ToolSet, ToolSets
 from rlenv.episodes.compile import Compiled, compile_entries, entry_fault
@@ -116,9 +116,7 @@ class Subject:
             self._toolsets = ToolSets(self.loaded, tools, self.compiled.row_tools, Executor(tools, calls=calls))
         return self._toolsets.of(row, user_turn)
 
-    def say(
-        self, key: str, place: str | tuple[str | int, ...], *given: Any, at: str = "value", find: str = ""
-    ) -> Finding:
+    def say(self, key: str, place: str | KeyPath, *given: Any, at: str = "value", find: str = "") -> Finding:
         """The warning `CODE/CASE` of odd.toml at a place, with what is given filled in."""
         message, hint = (text.format(*given) for text in WORDS["said"][key])
         return self.document.warning(place, message, hint, key.partition("/")[0], at=at, find=find)
@@ -205,7 +203,7 @@ class Subject:
         """True for an entry that is itself at fault: what names it is not."""
         return self.compiled.lacks(group, name)
 
-    def does_not_compile(self, path: tuple[str | int, ...]) -> bool:
+    def does_not_compile(self, path: KeyPath) -> bool:
         """True where a fault of compiling stands at that place already."""
         dotted = ".".join(map(str, path))
         return any(fault.path == dotted for fault in self.compiled.faults)
@@ -217,7 +215,7 @@ def gives_away(gold: str, text: str) -> bool:
     return is_short and re.search(rf"(?<!\w){re.escape(gold)}(?!\w)", text, re.IGNORECASE) is not None
 
 
-def calls_in(step: OracleStep) -> Iterator[tuple[tuple[str | int, ...], str, Mapping[str, Any]]]:
+def calls_in(step: OracleStep) -> Iterator[tuple[KeyPath, str, Mapping[str, Any]]]:
     """The calls whose tool and arguments stand in the spec: their places below `call`, tools and arguments."""
     is_list = isinstance(step.call, tuple)
     for index, group in enumerate(step.call if isinstance(step.call, tuple) else (step.call,)):
@@ -227,7 +225,7 @@ def calls_in(step: OracleStep) -> Iterator[tuple[tuple[str | int, ...], str, Map
                 yield (index, tool) if is_list else (tool,), tool, given
 
 
-def prompt_texts(prompt: PromptSpec) -> list[tuple[tuple[str | int, ...], str]]:
+def prompt_texts(prompt: PromptSpec) -> list[tuple[KeyPath, str]]:
     """Every template of a prompt but the images', with its place, in the order of the messages."""
     said = {"system": prompt.system, "messages": prompt.messages, "user": prompt.user if prompt.asks else None}
     return [*strings_in(said, ("prompt",))]
@@ -356,7 +354,7 @@ def _fitting(spec: AnswerSpec, text: str) -> str | None:
     return message if message and extract(spec, ParsedAction(message)) is not None else None
 
 
-def step_at(subject: Subject, tool: str = "", *, said: str = "") -> tuple[str | int, ...]:
+def step_at(subject: Subject, tool: str = "", *, said: str = "") -> KeyPath:
     """The place of the oracle's step that a failure names, or that calls a tool; else that of its last words."""
     steps = subject.loaded.spec.steps
     if (named := re.match(r"oracle\.(\d+)(?:\.(expect))?:", said)) is not None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
+from rlenv._base.text import KeyPath
 from rlenv.checks.files import check_code, check_files, check_servers, check_stores
 from rlenv.checks.odd_golds import check_golds
 from rlenv.checks.odd_parts import check_parts
@@ -255,7 +256,7 @@ def salvage(document: SourceDocument, faults: Sequence[Finding]) -> Salvaged | N
     return None
 
 
-def _existing(document: SourceDocument, path: str) -> tuple[str | int, ...]:
+def _existing(document: SourceDocument, path: str) -> KeyPath:
     """The keys of `path` as far as the document still holds them."""
     keys: list[str | int] = []
     value: Any = document.data
@@ -276,7 +277,7 @@ def _existing(document: SourceDocument, path: str) -> tuple[str | int, ...]:
     return tuple(keys)
 
 
-def _without(document: SourceDocument, paths: Iterable[tuple[str | int, ...]]) -> SourceDocument:
+def _without(document: SourceDocument, paths: Iterable[KeyPath]) -> SourceDocument:
     data = copy.deepcopy(dict(document.data))
     gone = set(paths)
     for path in sorted(gone, key=lambda keys: (len(keys), [str(key) for key in keys]), reverse=True):

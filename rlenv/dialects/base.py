@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, Protocol
 import orjson
 
 from rlenv._base.bounded import abridged, quick
+from rlenv._base.text import KeyPath
 from rlenv.errors import Finding
 from rlenv.language.dialect import CallSpec, DialectSpec
 from rlenv.language.document import SourceDocument
@@ -19,7 +20,7 @@ from rlenv.language.spec import ObservationSpec
 from rlenv.language.templates import Template, TemplateError
 from rlenv.messages import MalformedCall, Message, ParsedAction, ToolCall, ToolResult
 
-__all__ = ["CUT_NOTE", "Cut", "Dialect", "Path", "RowFault", "SameTurn", "Show", "calls_of", "cut_chars", "fault_of"]
+__all__ = ["CUT_NOTE", "Cut", "Dialect", "RowFault", "SameTurn", "Show", "calls_of", "cut_chars", "fault_of"]
 __all__ += ["first_calls", "listed", "malformed_call", "parsed_action", "place_of_form", "result_messages", "shower"]
 __all__ += ["shown", "told_of_cut", "tool_call", "without_note"]
 
@@ -170,9 +171,6 @@ def without_note(text: str) -> str:
     return text.removesuffix(CUT_NOTE).removesuffix("\n\n") if text.endswith(CUT_NOTE) else text
 
 
-Path = tuple[str | int, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class RowFault:
     """A fault of a row: the keys below `dialect` that lead to it, what is wrong, and the nearest fix.
@@ -181,7 +179,7 @@ class RowFault:
     `path` need not be given: the fault then stands at the mapping that lacks them.
     """
 
-    path: Path
+    path: KeyPath
     message: str
     hint: str
     at: Literal["key", "value"] = "value"
@@ -202,7 +200,7 @@ def calls_of(spec: DialectSpec) -> tuple[CallSpec, ...]:
     return (spec.calls,) if isinstance(spec.calls, CallSpec) else spec.calls
 
 
-def place_of_form(spec: DialectSpec, index: int) -> Path:
+def place_of_form(spec: DialectSpec, index: int) -> KeyPath:
     """The path of the form with that index in the document."""
     return ("calls",) if isinstance(spec.calls, CallSpec) else ("calls", index)
 

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from rlenv._base.text import nearest
-from rlenv.dialects.base import Path as Place
+from rlenv._base.text import KeyPath, nearest
 from rlenv.dialects.base import RowFault, calls_of, place_of_form
 from rlenv.dialects.json_body import marks_of
 from rlenv.language.dialect import CallSpec, DialectSpec
@@ -44,7 +43,7 @@ def placeholder_findings(row: DialectSpec) -> Iterator[RowFault]:
 
 
 def _text(
-    path: Place, text: str, takes: Sequence[str], *, needs: Sequence[str] | None = None, is_prose: bool = False
+    path: KeyPath, text: str, takes: Sequence[str], *, needs: Sequence[str] | None = None, is_prose: bool = False
 ) -> Iterator[RowFault]:
     found = list(dict.fromkeys(_PLACE.findall(text)))
     strange = [name for name in found if name not in takes]
@@ -66,7 +65,7 @@ def _text(
         yield RowFault(path, f"the text lacks '{{{needs[0]}}}', {needs[1]}", f"put {{{needs[0]}}} where it belongs")
 
 
-def _marks(path: Place, form: CallSpec) -> Iterator[RowFault]:
+def _marks(path: KeyPath, form: CallSpec) -> Iterator[RowFault]:
     for key in type(form).model_fields:
         value = getattr(form, key)
         if isinstance(value, Mapping):
@@ -113,7 +112,7 @@ def idle_findings(given: DialectSpec, row: DialectSpec) -> Iterator[RowFault]:
     yield from _section_of_the_base(given, row)
 
 
-def _found(path: tuple[str | int, ...], why: Why) -> Iterator[RowFault]:
+def _found(path: KeyPath, why: Why) -> Iterator[RowFault]:
     message, hint = why
     if message:
         yield RowFault(path, message, hint, "key")

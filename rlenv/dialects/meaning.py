@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Final, get_args
 
-from rlenv._base.text import did_you_mean
-from rlenv.dialects.base import Path, RowFault, calls_of, listed, place_of_form
+from rlenv._base.text import KeyPath, did_you_mean
+from rlenv.dialects.base import RowFault, calls_of, listed, place_of_form
 from rlenv.dialects.idle import WORDS, idle_findings, placeholder_findings
 from rlenv.dialects.json_body import marks_of
 from rlenv.language.dialect import CallSpec, ChatSpec, DialectSpec, Leniency
@@ -53,7 +53,7 @@ def meaning_findings(given: DialectSpec, row: DialectSpec) -> Iterator[RowFault]
     yield from _leniencies(given, row)
 
 
-def _keys_of_other_bodies(path: Path, form: CallSpec) -> Iterator[RowFault]:
+def _keys_of_other_bodies(path: KeyPath, form: CallSpec) -> Iterator[RowFault]:
     strange: dict[tuple[str, ...], list[str]] = {}
     for key in type(form).model_fields:
         if key in form.model_fields_set and form.body not in bodies_of(key):
@@ -77,7 +77,7 @@ def _are(keys: list[str]) -> str:
     return "are" if len(keys) > 1 else "is"
 
 
-def _marks(path: Path, form: CallSpec) -> Iterator[RowFault]:
+def _marks(path: KeyPath, form: CallSpec) -> Iterator[RowFault]:
     opens, closes = marks_of(form.open), marks_of(form.close)
     if not opens and not form.at_start:
         more = ", or at_start: true where the message starts with the call" if "at_start" in _read_by(form) else ""

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from rlenv._base.text import shared_length
-from rlenv.dialects.base import Path, RowFault, calls_of, place_of_form, shown
+from rlenv._base.text import KeyPath, shared_length
+from rlenv.dialects.base import RowFault, calls_of, place_of_form, shown
 from rlenv.dialects.engine import TextDialect
 from rlenv.dialects.json_body import marks_of
 from rlenv.language.dialect import CallSpec, DialectSpec
@@ -122,7 +122,7 @@ def _form(dialect: TextDialect, index: int) -> Iterator[RowFault]:
 
 
 def _one_call(
-    row: DialectSpec, index: int, path: Path, text: str, call: ToolCall, read: ParsedAction, alone: ParsedAction
+    row: DialectSpec, index: int, path: KeyPath, text: str, call: ToolCall, read: ParsedAction, alone: ParsedAction
 ) -> RowFault:
     """The finding of a call that does not read back, at the key that is most likely at fault."""
     form = calls_of(row)[index]
@@ -162,7 +162,7 @@ def _rival(row: DialectSpec, index: int) -> int:
     return -1
 
 
-def _several_calls(path: Path, form: CallSpec, text: str, count: int, read: ParsedAction) -> RowFault:
+def _several_calls(path: KeyPath, form: CallSpec, text: str, count: int, read: ParsedAction) -> RowFault:
     message = f"{count} calls written together do not read back: {shown(text)} is read as {_read_as(read)}"
     for key in ("separator", "between"):
         if key in form.model_fields_set:

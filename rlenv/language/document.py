@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from rlenv._base.bounded import abridged
 from rlenv._base.paths import is_file, is_folder, leads_out, names_in, read_file
-from rlenv._base.text import did_you_mean
+from rlenv._base.text import KeyPath, did_you_mean
 from rlenv.errors import Finding, SpecError
 from rlenv.language.shipped import harbor_splits, of_harbor
 from rlenv.language.yamltree import MAX_DEPTH, Node, Span, parse_text, text_span
@@ -27,7 +27,7 @@ from rlenv.language.yamlwords import rename
 
 __all__ = ["SourceDocument", "Span", "override_value", "parse_source", "read_source"]
 
-PathLike = str | tuple[str | int, ...]
+PathLike = str | KeyPath
 
 _MAX_EXTENDS = 64
 _MAX_WORDS = 2_000
@@ -52,9 +52,9 @@ class SourceDocument:
     path: Path
     data: Mapping[str, Any]
     files: tuple[Path, ...] = ()
-    _keys: Mapping[tuple[str | int, ...], Span] = field(default_factory=dict, repr=False)
-    _values: Mapping[tuple[str | int, ...], Span] = field(default_factory=dict, repr=False)
-    _dotted: Mapping[str, tuple[str | int, ...]] = field(default_factory=dict, repr=False)
+    _keys: Mapping[KeyPath, Span] = field(default_factory=dict, repr=False)
+    _values: Mapping[KeyPath, Span] = field(default_factory=dict, repr=False)
+    _dotted: Mapping[str, KeyPath] = field(default_factory=dict, repr=False)
 
     def has(self, path: PathLike) -> bool:
         """True where the document holds a value at `path`."""
@@ -154,11 +154,11 @@ class SourceDocument:
         lines = (fault.quote, key.quote(key.line))
         return any(fault.code in found[1].split() for line in lines if (found := _ALLOWED.search(line)))
 
-    def without(self, paths: Iterable[tuple[str | int, ...]], data: Mapping[str, Any]) -> SourceDocument:
+    def without(self, paths: Iterable[KeyPath], data: Mapping[str, Any]) -> SourceDocument:
         """This document with `data`, in which nothing stands at or below `paths` any more."""
         gone = tuple(paths)
 
-        def stays(keys: tuple[str | int, ...]) -> bool:
+        def stays(keys: KeyPath) -> bool:
             return not any(keys[: len(path)] == path for path in gone)
 
         values = {keys: span for keys, span in self._values.items() if stays(keys)}
@@ -179,7 +179,7 @@ class SourceDocument:
             {**self._dotted, **{text: keys for text, keys in fresh._dotted.items() if keys}},
         )
 
-    def _resolve(self, path: PathLike) -> tuple[str | int, ...]:
+    def _resolve(self, path: PathLike) -> KeyPath:
         if isinstance(path, tuple):
             return path
         found = self._dotted.get(path)
@@ -189,16 +189,16 @@ class SourceDocument:
         return (*self._resolve(head), tail) if head else (path,) if path else ()
 
 
-def _is_set(keys: tuple[str | int, ...], span: Span) -> bool:
+def _is_set(keys: KeyPath, span: Span) -> bool:
     """True where an override has put the value itself, rather than what is around or in it."""
     return span.line == 0 and span.file.startswith(_OVERRIDE) and len(keys) == span.file.count(".") + 1
 
 
 def _flatten(root: Node, path: Path, files: tuple[Path, ...]) -> SourceDocument:
-    keys: dict[tuple[str | int, ...], Span] = {}
-    values: dict[tuple[str | int, ...], Span] = {}
+    keys: dict[KeyPath, Span] = {}
+    values: dict[KeyPath, Span] = {}
 
-    def visit(node: Node, at: tuple[str | int, ...]) -> Any:
+    def visit(node: Node, at: KeyPath) -> Any:
         values[at] = node.span
         if node.key is not None:
             keys[at] = node.key

@@ -12,13 +12,12 @@ from typing import Any, Final, Literal, get_args, get_origin
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from rlenv._base.text import did_you_mean
+from rlenv._base.text import KeyPath, did_you_mean
 from rlenv.errors import Finding
 from rlenv.language.document import SourceDocument
 from rlenv.language.spec import PolicySpec, Spec
 from rlenv.language.yamlwords import WORDS
 
-Path = tuple[str | int, ...]
 _MOST = 200
 
 
@@ -57,7 +56,7 @@ ELSEWHERE: Final[Mapping[str, str]] = WORDS["elsewhere"]
 """Keys that other libraries have on top, or of each entry, and where this language says the same."""
 
 
-def unknown_key(document: SourceDocument, path: Path, known: Iterable[str]) -> Finding:
+def unknown_key(document: SourceDocument, path: KeyPath, known: Iterable[str]) -> Finding:
     """A fault at a key that its mapping does not take."""
     names = tuple(known)
     key = ELSEWHERE.get(".".join(map(str, (*path[:-1:2], path[-1]))), "")
@@ -78,10 +77,10 @@ class _Expectation:
     said: str = ""
 
 
-def from_pydantic(error: ValidationError, document: SourceDocument, base: Path, model: type[Spec]) -> list[Finding]:
+def from_pydantic(error: ValidationError, document: SourceDocument, base: KeyPath, model: type[Spec]) -> list[Finding]:
     """The faults behind an error in the mapping at `base`, which should have been a `model`."""
     faults: list[Finding] = []
-    wrong: dict[Path, _Expectation] = {}
+    wrong: dict[KeyPath, _Expectation] = {}
     details = error.errors(include_url=False)
     if len(details) > _MOST:
         more = f"there are {len(details) - _MOST:,} more faults in this mapping"
@@ -141,7 +140,7 @@ def _mapping_of(value: Any, name: str, keys: tuple[str, ...]) -> str:
     return f"write {{{key}: {value}}}" if re.fullmatch(r"[\w./-]{1,60}", value) else f"write {{{key}: …}}"
 
 
-def _locate(document: SourceDocument, base: Path, loc: tuple[int | str, ...]) -> Path:
+def _locate(document: SourceDocument, base: KeyPath, loc: tuple[int | str, ...]) -> KeyPath:
     """The part of a location that is there in the document. Names of union branches are no keys and are left out."""
     path = base
     for part in loc:
@@ -150,7 +149,7 @@ def _locate(document: SourceDocument, base: Path, loc: tuple[int | str, ...]) ->
     return path
 
 
-def _owner(model: type[Spec], path: Path, document: SourceDocument, base: Path) -> type[Spec] | None:
+def _owner(model: type[Spec], path: KeyPath, document: SourceDocument, base: KeyPath) -> type[Spec] | None:
     """The class of the mapping at `path` below a `model`, which stands at `base`."""
     current: Any = model
     is_key = False

@@ -21,6 +21,7 @@ from typing import Any, Final
 import jsonschema_rs
 
 from rlenv._base.paths import is_file, is_folder, leads_out, names_in, read_file
+from rlenv._base.text import KeyPath
 from rlenv.errors import Finding, ResourceError, SpecError, UsageError
 from rlenv.language.templates import compile_value
 from rlenv.language.yamltree import parse_text
@@ -88,9 +89,6 @@ class HarborTasks(Sequence[Mapping[str, Any]]):
             yield replace(one, message=one.message + more)
 
 
-_Path = tuple[str | int, ...]
-
-
 class _Task:
     """One folder; `faults` are those found so far. Raises SpecError where its task.toml cannot be read."""
 
@@ -105,7 +103,7 @@ class _Task:
             line, column = (int(at[1]), int(at[2])) if at else (self._text.count("\n") + 1, 1)
             raise _refused(self._file, f"not TOML: {str(error).partition(' (at')[0]}", line, column) from error
         schema, _, known = _rules()
-        self.odd: list[tuple[_Path, str]] = []
+        self.odd: list[tuple[KeyPath, str]] = []
         self.faults: list[Finding] = []
         self.asking: list[Finding] = []
         for wrong in known.iter_errors(self.data):
@@ -122,7 +120,7 @@ class _Task:
         if not {"network_mode", "allow_internet"} & self.at("environment", {}).keys():
             self.odd.append((("environment",), _PUBLIC))
 
-    def _weigh(self, value: Any, path: _Path) -> None:
+    def _weigh(self, value: Any, path: KeyPath) -> None:
         """Notes the keys without effect; what stands under `env` and `metadata` is the task's own."""
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             at, why = (*path, key), _rules()[1]["no_effect"].get(key)
@@ -133,7 +131,7 @@ class _Task:
             if isinstance(item, (dict, list)) and key not in ("env", "metadata"):
                 self._weigh(item, at)
 
-    def finding(self, path: _Path, message: str, level: Any = "fault") -> Finding:
+    def finding(self, path: KeyPath, message: str, level: Any = "fault") -> Finding:
         """A finding at a key, or at the nearest above it that is there."""
         code = "" if level == "fault" else "unknown-key" if message == _UNKNOWN else "no-effect"
         (line, column), where, file = _place(self._text, path), ".".join(map(str, path)), str(self._file)
@@ -315,7 +313,7 @@ def _at(value: Any, path: Sequence[Any], default: Any = None) -> Any:
     return default if value is None else value
 
 
-def _place(text: str, path: _Path) -> tuple[int, int]:
+def _place(text: str, path: KeyPath) -> tuple[int, int]:
     """The line and column of a key, or of the nearest above it. It stands in the first lines with which the text can be
     read and has it; so TOML's own reader finds it."""
     lines, begun = text.split("\n"), 0
