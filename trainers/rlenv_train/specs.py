@@ -13,6 +13,7 @@ import glob
 import importlib.util
 import math
 import os
+import re
 import shutil
 import sys
 import sysconfig
@@ -31,7 +32,7 @@ from rlenv.images import RefusedPath, finder
 from rlenv.language.document import override_value, read_source
 from rlenv.language.loader import LoadedSpec, load_spec
 from rlenv.language.shipped import find
-from rlenv.language.templates import Template, TemplateError, compile_template
+from rlenv.language.templates import Template, TemplateError, compile_template, texts_at
 from rlenv.runs.folder import RunInfo
 from rlenv.tasks.rows import task_files
 
@@ -169,8 +170,9 @@ LIMIT_BYTES = 500 * 1024 * 1024
 _SKIPPED = shutil.ignore_patterns("__pycache__", "*.pyc", ".git", ".gitignore", ".mypy_cache", ".pytest_cache")
 # Constants count where they are used.
 _LEFT_OUT = ("name", "description", "vars")
+_OF_A_ROW = re.compile(r"tasks\.[^.]+\.rows\.")
 # Here a template may be filled from a task's row; elsewhere it writes text.
-_BY_ROW = ("resources", "tools", "tasks")
+_BY_ROW = ("resources.", "tools.", "tasks.", "prompt.images")
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,10 +254,12 @@ def _collect(loaded: LoadedSpec, environment: Environment | None, named: _Named,
             is_override = loaded.document.value_span(place).file.startswith("--set ")
             if glob.has_magic(str(loaded.document.get(place))) and not is_override:  # a pattern stands for many
                 named.files.add(_real(path))
-    for key, text in _texts(loaded.document.data):
-        dotted = ".".join(map(str, key))
+    named_by = ((key, value) for key, value in loaded.document.data.items() if key not in _LEFT_OUT)
+    for dotted, text in (one for key, value in named_by for one in texts_at(key, value)):
+        if _OF_A_ROW.match(dotted):
+            continue
         base = loaded.base_of(dotted)
-        for written, template in _written(key, text, loaded, environment):
+        for written, template in _written(dotted, text, loaded, environment):
             if template is None:  # no row names a module
                 _add_module(written, named)
             file = written.rpartition(":")[0] if ".py:" in written else written
@@ -279,26 +283,12 @@ def _collect(loaded: LoadedSpec, environment: Environment | None, named: _Named,
                 named.files.update(path.parent.glob("*.py"))
                 named.files.update(file.parent for file in path.parent.glob("*/__init__.py"))
             is_spec = path.suffix in (".yaml", ".yml") and path not in nested and path != own
-            if is_spec and key[-1] == "spec":
+            if is_spec and dotted.endswith(".spec"):
                 _collect(load_spec(path), None, named, nested={*nested, own})
 
 
-def _texts(value: Any, key: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """All texts of a document that may name a file, with their keys."""
-    if isinstance(value, str):
-        yield key, value
-        return
-    pairs: Any = ()
-    if isinstance(value, Mapping):
-        pairs = [(name, item) for name, item in value.items() if key or name not in _LEFT_OUT]
-    elif isinstance(value, (list, tuple)) and not (len(key) == 3 and key[2] == "rows"):
-        pairs = enumerate(value)
-    for name, item in pairs:
-        yield from _texts(item, (*key, name))
-
-
 def _written(
-    key: tuple[str | int, ...], text: str, loaded: LoadedSpec, environment: Environment | None
+    key: str, text: str, loaded: LoadedSpec, environment: Environment | None
 ) -> Iterator[tuple[str, Template | None]]:
     """The text as it is filled in: from the constants, and from every row where a path may depend on its task.
 
@@ -312,7 +302,7 @@ def _written(
         template = compile_template(text)
         if "task" not in template.names:
             yield template.text(vars=constants), None
-        elif environment is not None and (key[0] in _BY_ROW or key[:2] == ("prompt", "images")):
+        elif environment is not None and key.startswith(_BY_ROW):
             seen = set()
             for split in environment.spec.tasks:
                 for row in environment.tasks(split):
