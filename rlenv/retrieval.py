@@ -213,35 +213,6 @@ def application(retriever: Retriever, *, default_top_k: int = 3) -> web.Applicat
     return app
 
 
-async def serve(
-    app: web.Application,
-    *,
-    host: str,
-    port: int,
-    stopped: asyncio.Event,
-    on_ready: Callable[[str, int], None],
-    grace_s: float = 10.0,
-) -> None:
-    """Serves until `stopped` is set; requests that run then have `grace_s` seconds to end.
-
-    Args:
-        port: 0 takes a free one.
-        on_ready: called with the address and the port once requests are taken.
-
-    Raises:
-        OSError: the port is taken, or the address is not this machine's.
-    """
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=grace_s)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, host, port)
-        await site.start()
-        on_ready(*runner.addresses[0][:2])
-        await stopped.wait()
-    finally:
-        await runner.cleanup()
-
-
 _OFFICIAL: Final = {"id": "id", "title": "", "text": "contents"}
 
 

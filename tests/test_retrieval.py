@@ -14,8 +14,9 @@ import aiohttp
 import pytest
 
 from rlenv.errors import MissingExtra
+from rlenv.hosts.workers import address_of, listen, serve
 from rlenv.language.kinds import CompileContext
-from rlenv.retrieval import Retriever, ScoredDocument, application, serve
+from rlenv.retrieval import Retriever, ScoredDocument, application
 from rlenv.testing.tools import call, kept
 from rlenv.tools import search as bm25
 from rlenv.tools.http import KIND, HttpSpec
@@ -44,14 +45,12 @@ def retriever(tmp_path: Path) -> Bm25Retriever:
 
 @asynccontextmanager
 async def served(retriever: Retriever, *, default_top_k: int = 3) -> AsyncIterator[str]:
-    stopped, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
+    stopped, ready, bound = asyncio.Event(), asyncio.Event(), listen("127.0.0.1", 0)
     app = application(retriever, default_top_k=default_top_k)
-    task = asyncio.create_task(
-        serve(app, host="127.0.0.1", port=0, stopped=stopped, on_ready=lambda *at: ready.set_result(at))
-    )
-    host, port = await asyncio.wait_for(ready, 10)
+    task = asyncio.create_task(serve(app, bound, stopped=stopped, on_ready=ready.set, grace_s=10.0))
+    await asyncio.wait_for(ready.wait(), 10)
     try:
-        yield f"http://{host}:{port}"
+        yield address_of(bound)
     finally:
         stopped.set()
         await asyncio.wait_for(task, 10)

@@ -26,7 +26,8 @@ try:
 except MissingExtra as error:
     pytest.skip(str(error), allow_module_level=True)
 
-from rlenv.retrieval import Bm25Retriever, application, serve
+from rlenv.hosts.workers import address_of, listen, serve
+from rlenv.retrieval import Bm25Retriever, application
 from tests.support import data
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -51,25 +52,19 @@ toy = _module("toy")
 def server(corpus: Path, index: Path) -> Iterator[str]:
     """The retrieval server in a thread with a loop of its own; gives the address of `/retrieve`."""
     ready = threading.Event()
-    at: list[Any] = []
+    bound, at = listen("127.0.0.1", 0), list[Any]()
 
     async def run() -> None:
         stopped = asyncio.Event()
         at.extend((asyncio.get_running_loop(), stopped))
-
-        def listens(host: str, port: int) -> None:
-            at.append(f"http://{host}:{port}/retrieve")
-            ready.set()
-
-        app = application(Bm25Retriever(corpus, index=index))
-        await serve(app, host="127.0.0.1", port=0, stopped=stopped, on_ready=listens)
+        await serve(application(Bm25Retriever(corpus, index=index)), bound, stopped=stopped, on_ready=ready.set)
 
     thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
     thread.start()
     assert ready.wait(30)
-    loop, stopped, url = at
+    loop, stopped = at
     try:
-        yield url
+        yield f"{address_of(bound)}/retrieve"
     finally:
         loop.call_soon_threadsafe(stopped.set)
         thread.join(20)

@@ -140,8 +140,8 @@ class ServeSearchCommand(Options):
 
     def execute(self) -> int:
         """Serves until SIGINT or SIGTERM comes; exit code 0 then, 2 where it cannot start."""
-        from rlenv.hosts.workers import stop_by_signal
-        from rlenv.retrieval import Bm25Retriever, application, serve
+        from rlenv.hosts import workers
+        from rlenv.retrieval import Bm25Retriever, application
 
         if not 1 <= self.top_k <= 1_000 or not 0 <= self.port <= 65_535:
             raise UsageError("--top-k is 1 to 1000, --port 0 to 65535")
@@ -151,25 +151,15 @@ class ServeSearchCommand(Options):
         retriever = Bm25Retriever(self.corpus, index=self.index)
         took = time.monotonic() - begun
 
-        def ready(host: str, port: int) -> None:
-            shown = f"[{host}]" if ":" in host else host
-            write(
-                f"{retriever.documents} documents ({retriever.name}, {took:.1f} s) at http://{shown}:{port}/retrieve\n"
-            )
+        bound = workers.listen(self.host, self.port)
+
+        def ready() -> None:
+            at = f"{workers.address_of(bound)}/retrieve"
+            write(f"{retriever.documents} documents ({retriever.name}, {took:.1f} s) at {at}\n")
             sys.stdout.flush()
 
-        async def main() -> None:
-            stop_by_signal(stopped := asyncio.Event())
-            app = application(retriever, default_top_k=self.top_k)
-            await serve(app, host=self.host, port=self.port, stopped=stopped, on_ready=ready)
-
-        try:
-            asyncio.run(main())
-        except OSError as error:
-            raise UsageError(
-                f"--port {self.port}: cannot listen at {self.host}: {error.strerror}",
-                hint="choose another, or 0 for a free one",
-            ) from error
+        app = application(retriever, default_top_k=self.top_k)
+        asyncio.run(workers.serve(app, bound, on_ready=ready, grace_s=10.0))
         return 0
 
 

@@ -38,6 +38,7 @@ def listen(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
     Raises:
         UsageError: the port is taken, or the address is not this machine's.
     """
+    bound = None
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         bound = socket.socket(family, socket.SOCK_STREAM)
@@ -46,6 +47,8 @@ def listen(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         bound.bind((host, port))
     except OSError as error:
+        if bound is not None:
+            bound.close()
         hint = "choose another, or 0 for a free one"
         raise UsageError(f"--port {port}: cannot listen at {host}: {error.strerror}", hint=hint) from error
     return bound

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 import sys
 import threading
 import webbrowser
@@ -143,8 +144,7 @@ def _serve(args: ViewCommand) -> int:
     if len(found) == 1:
         # Its rows are read while the server is made: both take a second where there are a million of them.
         threading.Thread(target=_warm, args=(shelf, found[0]), name="rlenv-warm", daemon=True).start()
-    from rlenv.hosts.workers import stop_by_signal
-    from rlenv.retrieval import serve
+    from rlenv.hosts.workers import serve
     from rlenv.web.app import application
     from rlenv.web.guard import Guard
 
@@ -158,14 +158,9 @@ def _serve(args: ViewCommand) -> int:
     own = () if host in (*_ANY, *_LOOPBACK) else (host,)
     guard = Guard(hosts=tuple(_in_url(name.lower()) for name in (*own, *args.allow_host)))
     app = application(shelf, guard=guard, read_only=args.read_only)
-    place = _first_page(args, found)
-
-    async def main(port: int) -> None:
-        stop_by_signal(stopped := asyncio.Event())
-        ready = partial(_ready, guard, place, not args.no_open)
-        await serve(app, host=host, port=port, stopped=stopped, on_ready=ready, grace_s=1.0)
-
-    asyncio.run(main(_free(host, wanted)))
+    bound = _bound(host, wanted)
+    ready = partial(_ready, guard, _first_page(args, found), not args.no_open, *bound.getsockname()[:2])
+    asyncio.run(serve(app, bound, on_ready=ready))
     return 0
 
 
@@ -194,23 +189,20 @@ def _first_page(args: ViewCommand, keys: list[str]) -> str:
     return run
 
 
-def _free(host: str, port: int) -> int:
-    """The port, or the next of a few that is free: a second viewer beside the first is no mistake.
+def _bound(host: str, port: int) -> socket.socket:
+    """What listens at the port, or at the next of a few that is free: a second viewer beside the first is no mistake.
 
     Raises UsageError: the address is not this machine's, or none is free.
     """
-    import socket
+    from rlenv.hosts.workers import listen
 
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    refused: list[UsageError] = []
     for one in range(port, min(port + 20, 65_536)) if port else (0,):
         try:
-            with socket.socket(family) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind((host, one))
-            return one
-        except OSError as error:
-            reason = error.strerror or str(error)
-    raise UsageError(f"--port {port}: cannot listen at {host}: {reason}", hint="choose another, or 0 for a free one")
+            return listen(host, one)
+        except UsageError as error:
+            refused.append(error)
+    raise refused[0]
 
 
 def _ready(guard: Guard, place: str, is_opened: bool, host: str, port: int) -> None:

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from aiohttp.test_utils import TestClient
 
-from rlenv.retrieval import serve
+from rlenv.hosts.workers import address_of, listen, serve
 from rlenv.web.app import application
 from rlenv.web.guard import Guard
 from tests.support.runs import kept, played, raw, visited
@@ -103,18 +103,14 @@ def test_no_log_names_the_token(built: Path, caplog: pytest.LogCaptureFixture) -
     app = application([built.parent / "run"], guard=guard, dist=built)
 
     async def work() -> list[int]:
-        stopped = asyncio.Event()
-        ready: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
-        listening = serve(
-            app, host="127.0.0.1", port=0, stopped=stopped, on_ready=lambda *at: ready.set_result(at), grace_s=1.0
-        )
-        server = asyncio.create_task(listening)
-        host, port = await ready
+        stopped, ready, bound = asyncio.Event(), asyncio.Event(), listen("127.0.0.1", 0)
+        server = asyncio.create_task(serve(app, bound, stopped=stopped, on_ready=ready.set))
+        await ready.wait()
         codes = []
         async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as client:
             for path in ("/r/run", "/api/runs/none", "/api/config", "/blob/x"):
                 for method in ("GET", "HEAD", "PUT"):
-                    async with client.request(method, f"http://{host}:{port}{path}?token={guard.token}") as answer:
+                    async with client.request(method, f"{address_of(bound)}{path}?token={guard.token}") as answer:
                         codes.append(answer.status)
         stopped.set()
         await server

@@ -32,28 +32,25 @@ class Served:
     """The viewer on a free port, in a thread of its own."""
 
     def __init__(self, root: Path, *, read_only: bool = False) -> None:
-        from rlenv.retrieval import serve
+        from rlenv.hosts.workers import address_of, listen, serve
         from rlenv.web.app import application
         from rlenv.web.guard import Guard
 
         self._ready = threading.Event()
-        self.port = 0
         guard = Guard()
         self.token = guard.token
 
-        def ready(host: str, port: int) -> None:
-            self.port = port
-            self._ready.set()
+        bound = listen("127.0.0.1", 0)
+        self.url = address_of(bound)
 
         async def main() -> None:
             self._loop, self._stopped = asyncio.get_running_loop(), asyncio.Event()
             app = application([root], guard=guard, read_only=read_only)
-            await serve(app, host="127.0.0.1", port=0, stopped=self._stopped, on_ready=ready, grace_s=1.0)
+            await serve(app, bound, stopped=self._stopped, on_ready=self._ready.set)
 
         self._thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
         self._thread.start()
         assert self._ready.wait(30)
-        self.url = f"http://127.0.0.1:{self.port}"
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._stopped.set)
