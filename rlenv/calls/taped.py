@@ -133,13 +133,7 @@ async def tried(
 ) -> ToolOutput:
     """One try of a tool whose calls are spoiled on purpose: what it gave or raised, from the tape or from the tool."""
     asked = _asked(lane, tool, arguments, context)
-    if asked is None:
-        return await run()
-    ending = await through(lane, asked, run, again=_ending, kept=_given, failed=_raised)
-    if isinstance(ending, BaseException):
-        raise ending
-    output: ToolOutput = ending
-    return output
+    return await (run() if asked is None else through(lane, asked, run, again=_ending, kept=_given, failed=_raised))
 
 
 def _given(event: Event, output: Any) -> Event:
@@ -169,19 +163,19 @@ def _raised(event: Event, error: BaseException) -> Event:
     return event.ended("failed", {"bug": type(error).__name__, "is_exception": isinstance(error, Exception)}, "bug")
 
 
-def _ending(event: Event) -> Any:
-    """The return value of a try, which may be no output, or its exception."""
+def _ending(event: Event) -> ToolOutput:
+    """The return value of a try, which may be no output; raises the exception that it ended in then."""
     held = event.response
     if event.outcome == "ok":
         return ToolOutput(held["text"], held["value"], tuple(Image(**one) for one in held["images"]), held["details"])
     if "expired" in held:
-        return Expired(reason=held["expired"])
+        raise Expired(reason=held["expired"])
     if "bug" in held:
-        return (RuntimeError if held["is_exception"] else BaseException)(f"{held['bug']}, when it was recorded")
+        raise (RuntimeError if held["is_exception"] else BaseException)(f"{held['bug']}, when it was recorded")
     if "is_output" in held:
         nothing: Any = None
         return ToolOutput(nothing) if held["is_output"] else nothing
-    return EpisodeError(held["message"], reason=held["reason"]) if "message" in held else ToolFailed(**held)
+    raise EpisodeError(held["message"], reason=held["reason"]) if "message" in held else ToolFailed(**held)
 
 
 def _kept(event: Event, result: Any) -> Event:
