@@ -113,13 +113,13 @@ Cause = Literal["exit", "crash", "processor", "time", "outside"]
 
 SELF_MADE: Final[Mapping[Cause, tuple[str, ...]]] = MappingProxyType(
     {
-        "crash": ("SIGSEGV", "SIGBUS", "SIGSYS", "SIGTRAP", "SIGABRT", "SIGFPE", "SIGILL", "SIGPIPE"),
-        "processor": ("SIGXCPU", "SIGPROF", "SIGVTALRM"),
+        "crash": ("SIGSEGV", "SIGBUS", "SIGSYS", "SIGTRAP", "SIGABRT", "SIGFPE", "SIGILL", "SIGPIPE", "SIGXFSZ"),
+        "processor": ("SIGPROF", "SIGVTALRM"),
         "time": ("SIGALRM",),
     }
 )
-"""The signals that a process brings upon itself, by what it does or by the limits that it was given. All others come
-from outside: from the system, where memory is short, or from a person."""
+"""The signals that a process brings upon itself, by what it does or by limits that it was given here. All others come
+from outside: from the system, where memory is short, from a person, or from a batch system (SIGXCPU)."""
 _START_S: Final = 60.0
 _ENOUGH: Final = 0.9
 _PIECE: Final = 262_144

@@ -319,8 +319,7 @@ def _outcome(
     status, cpu_s = answer["status"], answer["cpu_s"]
     if status in (-signal.SIGXCPU, -signal.SIGKILL) and cpu_s >= spec.time_s:
         return Outcome(output, error=late, reason="timeout")
-    is_from_outside = cause_of(status) == "outside" and -status not in _zygote.OWN_SIGNALS
-    if is_from_outside or status == -signal.SIGXCPU:  # no code can do that to itself
+    if cause_of(status) == "outside" and -status not in _zygote.OWN_SIGNALS:  # no code can do that to itself
         return Outcome(output, error="the code's process was killed from outside; try again", reason="worker")
     found = read_result(said, token) if status == 0 else None
     if found is None:

@@ -37,7 +37,7 @@ _CLONE_THREAD = 0x00010000
 _CLONE_NEW = 0x7E020080  # namespaces of any kind
 _MAP_HUGETLB = 0x00040000
 # What a process may send itself: what it may handle, and what it can bring upon itself without sending anything.
-_OWN = [0, *OWN_SIGNALS, *(signal.Signals[name] for names in SELF_MADE.values() for name in names if name != "SIGXCPU")]
+_OWN = [0, *OWN_SIGNALS, *(signal.Signals[name] for names in SELF_MADE.values() for name in names)]
 _FCNTL = (*range(8), 36, 37, 38, 1030, 1032, 1034)  # neither owners and signals of a descriptor, nor sizes of pipes
 _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
 # TIOCSTI, TIOCLINUX and the flags of an inode.

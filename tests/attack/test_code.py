@@ -410,6 +410,8 @@ def test_what_code_does_to_itself_is_its_own(sandbox: str, code: str, reason: st
         "import ctypes, os\nctypes.CDLL(None).kill(os.getpid(), 1)\nos.abort()",
         "import signal\nsignal.signal(signal.SIGUSR1, signal.SIG_DFL)\nsignal.raise_signal(signal.SIGUSR1)",
         "import signal\nsignal.alarm(1)\nsignal.pause()",
+        "import signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_DFL)\nfile = open('x', 'wb', 0)\n"
+        "while file.write(bytes(2**20)): pass",
         "import signal\nsignal.raise_signal(signal.SIGXCPU)",
         "import os\nfor fd in range(64):\n    try: os.close(fd)\n    except OSError: pass",
         "import sys\nsys.setrecursionlimit(10**9)\ndef f(): return f()\nf()",

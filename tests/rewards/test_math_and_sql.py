@@ -249,10 +249,11 @@ def serve(host, told):
         (signal.SIGSEGV, 1, True),
         (signal.SIGSEGV, 9, False),
         (signal.SIGBUS, 9, False),
-        (signal.SIGXCPU, 1, False),
+        (signal.SIGPROF, 1, False),
         (signal.SIGKILL, 1, True),
         (signal.SIGKILL, 9, None),
         (signal.SIGTERM, 9, None),
+        (signal.SIGXCPU, 9, None),
     ],
 )
 def test_an_answer_that_brings_its_process_down_is_wrong_and_one_that_somebody_ends_is_not_measured(
