@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any, Final
 
 from rlenv._base.bounded import cut_end
-from rlenv._base.text import shared_length, with_texts
+from rlenv._base.text import shared_length
 from rlenv.concurrency.lanes import POLICY, Event, Heard, Lane
 from rlenv.errors import CassetteError, UsageError
 from rlenv.runs.events import COMPARED, Reel, as_given, content_of, dumped, parsed
@@ -270,14 +270,19 @@ def _shown(content: Any) -> Any:
     shown = redact_value(content)
     if isinstance(shown, dict) and "options" in shown:
         shown = {**shown, "options": kept(shown["options"], hides=True)}
-    return with_texts(shown, _abridged)
+    return _abridged(shown)
 
 
-def _abridged(text: str) -> str:
-    if len(text) <= _SHOWN_CHARS:
-        return text
-    digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-    return f"{text[:_SHOWN_CHARS]}… ({len(text):,} characters, {digest})"
+def _abridged(value: Any) -> Any:
+    # Every request that is kept goes this way: `with_texts`, which changes keys too, takes a fifth longer.
+    if isinstance(value, str):
+        if len(value) <= _SHOWN_CHARS:
+            return value
+        digest = blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+        return f"{value[:_SHOWN_CHARS]}… ({len(value):,} characters, {digest})"
+    if isinstance(value, dict):
+        return {key: _abridged(item) for key, item in value.items()}
+    return [_abridged(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 _NOTHING: Final = object()
