@@ -26,6 +26,7 @@ __all__ += ["here", "offline", "said_again", "through"]
 
 _T = TypeVar("_T")
 _K = TypeVar("_K", bound=Hashable)
+Sleep = Callable[[float], Awaitable[object]]
 POLICY: Final = "policy "
 """What the place of a policy's request begins with."""
 
@@ -125,22 +126,16 @@ async def through(
 
 
 class Tape(Protocol):
-    """Keeps answers, or gives them again; see `rlenv.runs.cassettes`. For one event loop."""
+    """Keeps answers, or gives them again; see `rlenv.runs.cassettes`. For one event loop.
 
-    @property
-    def is_offline(self) -> bool:
-        """True where nothing may leave the process but what is let out."""
-        ...
+    `is_offline` is true where nothing may leave the process but what is let out, `wants_local` where what nothing
+    leaves the process for is kept or answered too. `sleep` waits for the time of a recorded answer; without it each is
+    given at once, and its `seconds` are 0.
+    """
 
-    @property
-    def wants_local(self) -> bool:
-        """True where what nothing leaves the process for is kept or answered too."""
-        ...
-
-    @property
-    def sleep(self) -> Callable[[float], Awaitable[object]] | None:
-        """Waits for the time of a recorded answer; None where each is given at once, and its `seconds` are 0."""
-        ...
+    is_offline: bool
+    wants_local: bool
+    sleep: Sleep | None
 
     def look(self, lane: Lane, asked: Event) -> Event:
         """The request at its place, with the next answer to it; without an outcome where it has to be made.

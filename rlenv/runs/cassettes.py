@@ -6,7 +6,7 @@ import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from itertools import islice
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from rlenv._base.bounded import cut_end
 from rlenv._base.text import shared_length
-from rlenv.concurrency.lanes import POLICY, Event, Heard, Lane
+from rlenv.concurrency.lanes import POLICY, Event, Heard, Lane, Sleep
 from rlenv.errors import CassetteError, UsageError
 from rlenv.runs.events import COMPARED, Reel, as_given, content_of, dumped, parsed
 from rlenv.runs.locks.files import kept
@@ -37,7 +37,7 @@ class Recorder:
     """
 
     is_offline = False
-    sleep = None
+    sleep: Sleep | None = None
 
     def __init__(self, *, wants_local: bool = False) -> None:
         self.wants_local, self.lock = wants_local, ""
@@ -130,20 +130,15 @@ class Player:
         asks: bool = False,
         recorder: Recorder | None = None,
         copies: bool = False,
-        sleep: Callable[[float], Awaitable[object]] | None = None,
+        sleep: Sleep | None = None,
     ) -> None:
         self.missed_locks: dict[str, str] = {}
         self._reel, self.sleep = reel, sleep
         self._by_content, self._live, self._all_tools = by_content, live, all_tools
-        self._asks, self._recorder, self._copies = asks, recorder, copies
+        self._recorder, self._copies, self.is_offline = recorder, copies, not asks
         self.wants_local = all_tools or (copies and recorder is not None and recorder.wants_local)
         self._counts: dict[str, Counter[tuple[str, str]]] = {}
         self._missed: dict[str, str] = {}
-
-    @property
-    def is_offline(self) -> bool:
-        """True unless what the tape lacks is asked."""
-        return not self._asks
 
     def lane(self, episode: str = "") -> Lane:
         """The root of the episode that was kept under an id; of a new one without."""
@@ -173,7 +168,7 @@ class Player:
                 if self._recorder is not None and self._copies:
                     self._recorder.keep(lane, answered)
                 return answered._replace(seconds=found.seconds if self.sleep is not None else 0.0)
-            if self._asks:
+            if not self.is_offline:
                 return to_keep
             message = self._miss(lane, event)
         except (UsageError, ValueError) as error:  # ValueError: of JSON
