@@ -41,7 +41,7 @@ _SHARE = 0.9
 _ROUNDS = 10
 """How often the model gives no reply to what the policy said, and one without it, before it has nothing left to say."""
 _MOST_CALLS = 16
-"""How often the model is asked for one reply, where it calls tools first."""
+"""How often the model may call tools before one reply."""
 _FLIPPED: dict[Role, Role] = {"user": "assistant", "assistant": "user"}
 
 
@@ -160,17 +160,18 @@ class _ModelSession:
                 return await if_felled(once, request, error, client, scope, most=_ROUNDS, within_s=within_s)
 
         with asks("user"):
-            made: list[Message] = []
-            for _ in range(_MOST_CALLS):
-                answer = await ask([*messages, *made], around=around if opening else None)
-                if not (schemas and answer.message.tool_calls):
+            made = self._made.setdefault(self._spoken, [])  # what a try before this one has called is done
+            while True:
+                answer = await ask([*messages, *made], around=around) if opening else await ask(messages)
+                calls, text = schemas and answer.message.tool_calls, answer.message.content
+                if calls and not opening:
+                    return "(a call)"  # asked beside the dialogue: no part of the episode, and nothing of it changes
+                if not calls or sum(message.role == "assistant" for message in made) == _MOST_CALLS:
                     break
-                made += [answer.message, *[await self._call(call, deadline) for call in answer.message.tool_calls]]
-            text = answer.message.content
+                made += [answer.message, *[await self._call(call, deadline) for call in calls]]
             if not text.strip():
                 client.unread(answer)
                 return ""
-        self._made[self._spoken] = made
         return text
 
     async def _call(self, call: ToolCall | MalformedCall, deadline: float) -> Message:

@@ -467,6 +467,37 @@ def test_both_sides_have_tools_on_the_same_world(make_environment: Make) -> None
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
+@pytest.mark.parametrize(("said", "line", "reason"), [("Please turn it on.", "on", "host"), ("vile", "off", "user")])
+def test_a_call_of_the_users_is_made_once_however_often_its_model_is_asked(
+    make_environment: Make, said: str, line: str, reason: str
+) -> None:
+    """It gives no reply behind its call at first; or has none to the policy's words, and makes a call without these."""
+    silent = 1
+
+    def answer(body: Any) -> Any:
+        nonlocal silent
+        texts = [str(one["content"]) for one in body["messages"]]
+        if "vile" in texts:
+            return Reply(400)
+        if "it is on now" not in texts:
+            return Message("assistant", "", (ToolCall("toggle", {}, "1"),))
+        silent -= 1
+        return "" if silent >= 0 else "I have done so."
+
+    async def main() -> None:
+        once = STATE.replace('phone["line"] = "on"', 'phone["line"] = "on" if phone["line"] == "off" else "broken"')
+        text = BOTH.replace("{{system: Help.}}", '{{user: "What is it?"}}').replace('expect: "on"', f'expect: "{line}"')
+        async with FakeEndpoint(answer) as far:
+            environment = make_environment(text.format(url=far.base_url, tools="toggle", more=""), tools=once)
+            async with environment, environment.start() as episode:
+                await episode.step(said)
+                if not episode.is_ended:
+                    await episode.truncate("host")
+            assert (episode.trajectory.reason, episode.trajectory.reward.total) == (reason, 1.0)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
 def test_a_tool_that_the_user_names_has_to_be_there(make_environment: Make) -> None:
     with pytest.raises(SpecError, match="togle") as caught:
         make_environment(BOTH.format(url="http://127.0.0.1:9/v1", tools="togle", more=""), tools=STATE)
