@@ -31,7 +31,7 @@ from rlenv.runs.recorded import recorded
 from rlenv.runs.usage import Spending
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.bound import bind
-from rlenv.tokens.check import CheckReport, Explained, TokenCheck, check, explain
+from rlenv.tokens.check import CheckReport, Explained, IdDifference, check, explain
 from rlenv.tokens.encoder import History
 from rlenv.tokens.verdict import Verdict
 from rlenv.trajectory import Trajectory
@@ -222,7 +222,7 @@ def show_report(report: CheckReport, console: Console) -> None:
     for finding in report.findings:
         console.print(f"[dim]{escape(finding.name)}: {escape(finding.detail)}[/dim]")
         if finding.difference is not None:
-            _show_difference(finding, console)
+            _show_difference(finding.name, finding.difference, console)
     show_situations(report.verdict, console)
     for remark in report.verdict.remarks:
         console.print(f"[yellow]note: {escape(remark)}[/yellow]")
@@ -253,10 +253,8 @@ def said_of(verdict: Verdict) -> str:
     return f"[{colour}]{escape(verdict.line)}[/{colour}]"
 
 
-def _show_difference(finding: TokenCheck, console: Console) -> None:
-    difference = finding.difference
-    assert difference is not None
-    title = f"{finding.name}: first difference at id {difference.at}"
+def _show_difference(name: str, difference: IdDifference, console: Console) -> None:
+    title = f"{name}: first difference at id {difference.at}"
     table = Table("expected id", "expected text", "found id", "found text", title=title, title_justify="left")
     for row in range(max(len(difference.expected), len(difference.found))):
         cells: list[str] = []

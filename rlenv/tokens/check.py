@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from typing import Any, Final, Literal
@@ -17,6 +17,7 @@ from rlenv.messages import Message, Observation
 from rlenv.tokens.dialogues import TOOLS, Dialogue, generate, hostile, situations
 from rlenv.tokens.encoder import TokenEncoder
 from rlenv.tokens.replay import IdDifference, Replay, compare
+from rlenv.tokens.rows import TokenRows
 from rlenv.tokens.trajectory import TokenTrajectory
 from rlenv.tokens.verdict import Played, Verdict, judge
 from rlenv.trajectory import Trajectory, Turn
@@ -344,9 +345,7 @@ def explain(encoder: TokenEncoder, trajectory: Trajectory, *, tools: Sequence[Ma
     anew: list[int] = []
     others: list[int] = []
     assumed: set[int] = set()
-    of_row: list[int] = []
     for turn in trajectory.turns:
-        of_row.append(len(rows.rows) - 1)
         if sampled := turn.token_ids:
             if rows.add_sampled(sampled) != turn.action:
                 others.append(turn.index)
@@ -360,11 +359,7 @@ def explain(encoder: TokenEncoder, trajectory: Trajectory, *, tools: Sequence[Ma
             parsed = turn.parsed
             said = Message("assistant", parsed.content, parsed.calls, thinking=parsed.thinking)
             rows.add_observation(turn.observation, said=said)
-    pieces: list[Piece] = []
-    for number, row in enumerate(rows.rows):
-        turns = [turn for turn, place in enumerate(of_row) if place == number]
-        pieces += _pieces(row, number, turns, assumed)
-    return Explained(tuple(pieces), tuple(anew), tuple(others), tuple(rows.differences))
+    return Explained(tuple(_pieces(rows, assumed)), tuple(anew), tuple(others), tuple(rows.differences))
 
 
 def _has_ended(turn: Turn, trajectory: Trajectory) -> bool:
@@ -375,16 +370,19 @@ def _has_ended(turn: Turn, trajectory: Trajectory) -> bool:
     return not turn.parsed.is_cut and not (is_last and trajectory.truncated)
 
 
-def _pieces(row: TokenTrajectory, number: int, turns: Sequence[int], assumed: set[int]) -> Iterator[Piece]:
-    yield Piece("prompt", tuple(row.prompt_ids), row=number)
-    ids, at = row.response_ids, 0
-    for turn, (start, end) in zip(turns, row.turn_spans, strict=True):
-        if start > at:
-            yield Piece("observed", tuple(ids[at:start]), turn - 1, number)
-        stop = end - 1 if turn in assumed else end
-        yield Piece("sampled", tuple(ids[start:stop]), turn, number)
-        if stop < end:
-            yield Piece("assumed", tuple(ids[stop:end]), turn, number)
-        at = end
-    if at < len(ids):
-        yield Piece("observed", tuple(ids[at:]), turns[-1], number)
+def _pieces(rows: TokenRows, assumed: Collection[int]) -> Iterator[Piece]:
+    turn = -1
+    for number, row in enumerate(rows.rows):
+        yield Piece("prompt", tuple(row.prompt_ids), row=number)
+        ids, at = row.response_ids, 0
+        for start, end in row.turn_spans:
+            if start > at:
+                yield Piece("observed", tuple(ids[at:start]), turn, number)
+            turn += 1
+            stop = end - 1 if turn in assumed else end
+            yield Piece("sampled", tuple(ids[start:stop]), turn, number)
+            if stop < end:
+                yield Piece("assumed", tuple(ids[stop:end]), turn, number)
+            at = end
+        if at < len(ids):
+            yield Piece("observed", tuple(ids[at:]), turn, number)

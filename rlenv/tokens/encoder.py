@@ -353,10 +353,6 @@ class TokenEncoder:
         """
         self._observations.program(layout)
 
-    def ends_with(self, stop: str) -> bool:
-        """True if generation ends at this mark."""
-        return self.vocabulary.added.get(stop) in self.end_ids
-
     def with_values(self, **values: Any) -> TokenEncoder:
         """The same with other names for the template.
 

@@ -243,7 +243,7 @@ class _Derivation:
     def layout(self) -> Layout:
         name = self.template.name
         contents = [dummies.content_mark(index) for index in range(len(self.turn.roles))]
-        text = self.render(self.said, *dummies.answer_messages(self.form, self.turn, contents, 0))
+        text = self._answered(contents)
         start = text.rfind(self.last)
         if start < 0 or (self.turn.calls and dummies.argument_mark(0, 0) not in text):
             raise UnsupportedTemplate(f"chat template {name} {_NO_CALLS}")
@@ -261,8 +261,11 @@ class _Derivation:
             self._check_images(layout, whole, contents)
         return layout
 
+    def _answered(self, contents: Sequence[str], before: Any = None) -> str:
+        return self.render(self.said, *dummies.answer_messages(self.form, self.turn, contents, 0), before=before)
+
     def _tail(self, contents: Sequence[str], stop: str) -> str:
-        text = self.render(self.said, *dummies.answer_messages(self.form, self.turn, contents, 0))
+        text = self._answered(contents)
         end = text.find(stop, text.rfind(self.last))
         if end < 0:
             raise UnsupportedTemplate(f"chat template {self.template.name} writes {stop} only for some contents")
@@ -388,7 +391,7 @@ class _Derivation:
 
     def _check_images(self, layout: Layout, whole: str, contents: Sequence[str]) -> None:
         seen = {"role": "user", "content": dummies.shown_content("user", "u", 1)}
-        later = self.render(self.said, *dummies.answer_messages(self.form, self.turn, contents, 0), before=[seen])
+        later = self._answered(contents, before=[seen])
         if not later.endswith(layout.stop + whole):
             raise UnsupportedTemplate(
                 f"chat template {self.template.name} writes images otherwise where others stand before them (it counts"

@@ -27,7 +27,7 @@ from rlenv.messages import Message, Observation
 from rlenv.tokens.dialogues import Dialogue, PlayedTurn, Speaker, Spoken, Told
 from rlenv.tokens.encoder import TokenEncoder
 from rlenv.tokens.rows import TokenRows
-from rlenv.tokens.vocabulary import Vocabulary, encode
+from rlenv.tokens.vocabulary import Vocabulary, encode, without_added
 
 _OPEN, _CLOSE = "\U000f0000", "\U000f0001"
 _NAMES: Final = 0xF0100
@@ -40,16 +40,12 @@ class Independent:
     def __init__(self, vocabulary: Vocabulary) -> None:
         from tokenizers import AddedToken  # type: ignore[import-untyped]
 
-        full: Any = vocabulary.full
         self._vocabulary = vocabulary
-        self._clone: Any = type(full)(full.model)
-        for part in ("normalizer", "pre_tokenizer"):
-            if getattr(full, part) is not None:
-                setattr(self._clone, part, getattr(full, part))
+        self._clone: Any = without_added(vocabulary.full)
         self._names: dict[str, str] = {}
         self._hidden: dict[str, str] = {}
         added, blank = [], []
-        for number, token in enumerate(full.get_added_tokens_decoder().values()):
+        for number, token in enumerate(vocabulary.full.get_added_tokens_decoder().values()):
             if token.content in vocabulary.added and not token.content.strip():
                 blank.append(token)
                 continue
@@ -129,11 +125,7 @@ def compare(encoder: TokenEncoder, expected: Sequence[int], found: Sequence[int]
 
 
 class _Ended(Exception):
-    """A dialogue goes no further; carries the last outcome."""
-
-    def __init__(self, outcome: ReplayOutcome) -> None:
-        self.outcome = outcome
-        super().__init__()
+    """A dialogue goes no further: its argument is the last outcome."""
 
 
 class Replay:
@@ -152,7 +144,7 @@ class Replay:
         except UnsupportedTemplate as error:
             yield ReplayOutcome("taken out", played.number, str(error))
         except _Ended as ended:
-            yield ended.outcome
+            yield ended.args[0]
 
 
 class _Played:

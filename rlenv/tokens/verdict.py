@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -153,12 +154,10 @@ def _other_way(encoder: TokenEncoder, played: Sequence[Played]) -> str:
     if "enable_thinking" not in encoder.template.source:
         return ""
     value = not encoder.template.values.get("enable_thinking", True)
-    try:
+    with suppress(UnsupportedTemplate):
         other = encoder.with_values(enable_thinking=value)
         if all(_verdict(other, tuple(_situations(other, one))).will_run for one in played):
             return f"template_kwargs: {{enable_thinking: {str(value).lower()}}}"
-    except UnsupportedTemplate:
-        pass
     return ""
 
 
@@ -216,7 +215,7 @@ def _situation(encoder: TokenEncoder, story: Story, turn: TurnShape, name: str, 
     if finding.is_refused:
         return Situation(name, "refused", finding.fault, is_rare or _is_choice(turn))
     fault = finding.fault or (RESPELLS if finding.spelled is not None else "")
-    if not fault and encoder.same_turn is None and not encoder.ends_with(finding.layout.stop):
+    if not fault and encoder.vocabulary.added.get(finding.layout.stop) not in encoder.end_ids:
         fault = f"it ends such a turn with {finding.layout.stop}, which no generation ends with"
     if not fault and encoder.same_turn is None and len(encoder.end_ids) > 1 and not story.turns:
         last = encoder.growth.last_end(story, turn, encoder.vocabulary.texts(encoder.end_ids))
@@ -251,16 +250,11 @@ def _without_thinking(encoder: TokenEncoder, story: Story, played: Played) -> li
     That is behind a closing mark alone, or behind an empty block (GLM-4.6).
     """
     for roles in dict.fromkeys(map(tuple, played.answers)):
-        grows = [
-            kind
-            for kind in ("none", "closed", "empty")
-            if _situation(
-                encoder, story, TurnShape(kind, "" if "tool" in roles else "before", roles), "", is_rare=False
-            ).status
-            == "grows"
-        ]
-        if grows and grows[0] != "none":
-            return [(grows[0], False), ("none", True)]
+        turns = [TurnShape(kind, "" if "tool" in roles else "before", roles) for kind in ("none", "closed", "empty")]
+        found = (turn for turn in turns if _situation(encoder, story, turn, "", is_rare=False).status == "grows")
+        grown = next(found, turns[0])
+        if grown.thinking != "none":
+            return [(grown.thinking, False), ("none", True)]
     return [("none", False)]
 
 

@@ -97,6 +97,15 @@ def fast_tokenizer(tokenizer: Any) -> Tokenizer:
     return found
 
 
+def without_added(tokenizer: Any) -> Any:
+    """A tokenizer of the same model that knows no added tokens."""
+    plain = type(tokenizer)(tokenizer.model)
+    for part in ("normalizer", "pre_tokenizer", "decoder"):
+        if getattr(tokenizer, part) is not None:
+            setattr(plain, part, getattr(tokenizer, part))
+    return plain
+
+
 class Signs:
     """The characters of a set of tokens: to tell texts that may be a part of one."""
 
@@ -149,13 +158,7 @@ class Vocabulary:
         self._known = frozenset(tokenizer.get_vocab(True).values()) if has_holes else None
         self._size = max(count, size or 0)
         self.added = {token.content: number for number, token in added.items()}
-        self.plain: Tokenizer = type(tokenizer)(tokenizer.model)
-        if tokenizer.normalizer is not None:
-            self.plain.normalizer = tokenizer.normalizer
-        if tokenizer.pre_tokenizer is not None:
-            self.plain.pre_tokenizer = tokenizer.pre_tokenizer
-        if tokenizer.decoder is not None:
-            self.plain.decoder = tokenizer.decoder
+        self.plain: Tokenizer = without_added(tokenizer)
         ordinary = {text for text in self.added if text.replace("▁", " ").isspace()}  # as SentencePiece spells one
         for number, token in added.items():
             text = token.content
