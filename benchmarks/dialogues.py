@@ -1,7 +1,7 @@
 """Compares ids with the chat template's own on generated dialogues, and prints the counts.
 
-Run: python benchmarks/dialogues.py [count] [family]. With ../shared/data it takes the real Qwen3 and Qwen2.5
-tokenizers.
+Run: python benchmarks/dialogues.py [count] [family]. With ../shared/data it takes the real tokenizer of Qwen3, with its
+template and that of Qwen2.5.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "tokens"))
 
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens import TokenEncoder
@@ -26,11 +24,10 @@ def families() -> dict[str, TokenEncoder]:
     if not (DATA / "tokenizers").is_dir():
         print(f"{DATA} is not there; the real tokenizers are left out")
         return found
-    import real
-
+    place, templates = str(DATA / "tokenizers" / "qwen3"), DATA / "chat_templates"
     for family in ("qwen3", "qwen2_5"):
-        found[family] = TokenEncoder(real.qwen(family), chat_template=real.template(family))
-    quiet = load_tokenizer(str(DATA / "tokenizers" / "qwen3"), template=str(DATA / "chat_templates" / "qwen3.jinja"))
+        found[family] = TokenEncoder(load_tokenizer(place, template=str(templates / f"{family}.jinja")))
+    quiet = load_tokenizer(place, template=str(templates / "qwen3.jinja"))
     found["qwen3, thinking off"] = TokenEncoder(quiet, template_kwargs={"enable_thinking": False})
     return found
 
