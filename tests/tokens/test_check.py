@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken, Tokenizer
 
 from rlenv import dialects
 from rlenv.cli.main import main
@@ -201,6 +202,17 @@ def test_dialogues_whose_contents_spell_marks_are_compared() -> None:
         for turn in dialogue.turns
     )
     assert {one.status for one in Replay(SMALL).play(replace(dialogue, turns=hostile_turns))} == {"exact"}
+
+
+def test_an_added_token_that_the_model_knows_as_a_word_is_no_control_token_in_a_result() -> None:
+    tokenizer = Tokenizer.from_str(small_tokenizer().to_str())
+    words = [word for word in tokenizer.get_vocab(False) if len(word) > 2 and word.isascii() and word.isalpha()]
+    word = min(word for word in words if word not in CHAT_TEMPLATE)
+    tokenizer.add_tokens([AddedToken(word, special=False, normalized=False)])
+    made = TokenEncoder(tokenizer, chat_template=CHAT_TEMPLATE)
+    assert made.vocabulary.added[word] not in made.vocabulary.control_ids
+    report = check(lambda: made, name="x", with_users=False, **QUICK)
+    assert {finding.status for finding in report.findings} == {"ok"}
 
 
 @pytest.mark.shared_data
