@@ -12,12 +12,11 @@ from rlenv.dialects.base import tool_call
 from rlenv.dialects.json_body import JsonForm, marks_of
 from rlenv.dialects.json_text import DECODER, MAX_DEPTH, RAW_DECODER, missing_brackets
 from rlenv.dialects.literals import Broken, call_at, literal, missing_closes
-from rlenv.dialects.reading import Call, Outcome, Reading, RefusedValue, malformed, skip_space, typed
+from rlenv.dialects.reading import Call, Outcome, Reading, RefusedValue, malformed, skip_blank, skip_space, typed
 from rlenv.dialects.schema import Shape
 from rlenv.language.dialect import CallSpec
 from rlenv.messages import MalformedCall, ToolCall
 
-_SPACE: Final = re.compile(r"\s*")
 # The second and third are the beginning of one, where the message ends with it.
 _BARE: Final = re.compile(r"\s*\[\s*(?:[^\W\d][\w.\-]{0,255}\s*(?:\(|\Z)|\Z)")
 # Nothing but the rest of a word or a number: what is missing there is what comes next.
@@ -48,8 +47,7 @@ class PythonForm:
             return _IN_TEXT.match(text, begin - 1) is not None
         if self.at_start:
             return _BARE.match(text, begin) is not None
-        match = _SPACE.match(text, begin)
-        at = match.end() if match is not None else begin
+        at = skip_blank(text, begin)
         return not self._starts or (at < len(text) and text[at] in self._starts)
 
     def read(self, reading: Reading, start: int, begin: int) -> Outcome:
@@ -60,20 +58,20 @@ class PythonForm:
         again, _ = reading.first(self._stops, begin)
         reading.limit = again if again >= 0 else len(text)
         try:
-            at = self._skip(text, at)
+            at = skip_blank(text, at)
             if self._is_list:
                 if not text.startswith("[", at):
                     raise Broken("expected a list of calls, such as [f(x=1)]", at)
-                at = self._skip(text, at + 1)
+                at = skip_blank(text, at + 1)
             first = start
             while True:
                 name, arguments, at = call_at(reading, at)
                 calls.append(tool_call(name, arguments, None, first, at))
                 first = at
-                at = self._skip(text, at)
+                at = skip_blank(text, at)
                 if self._is_list:
                     if text.startswith(",", at):
-                        at = self._skip(text, at + 1)
+                        at = skip_blank(text, at + 1)
                         if not text.startswith("]", at):
                             continue
                     if not text.startswith("]", at):
@@ -94,7 +92,7 @@ class PythonForm:
                     wanted = [missing, " or ".join(self._closes)]
                     reason = f"the call ends too early; expected {' and '.join(filter(None, wanted))} to close it"
             return [malformed(text, reason, start, end)], end, is_cut
-        end = self._skip(text, at)
+        end = skip_blank(text, at)
         for close in self._closes:
             if text.startswith(close, end):
                 end += len(close)
@@ -111,10 +109,6 @@ class PythonForm:
         assert isinstance(last, ToolCall)
         calls[-1] = ToolCall(last.name, last.arguments, None, last.start, end)
         return calls, end, is_cut
-
-    def _skip(self, text: str, at: int) -> int:
-        match = _SPACE.match(text, at)
-        return match.end() if match is not None else at
 
 
 _BARE_VALUE: Final = re.compile(r"[^,}\]]*")

@@ -14,13 +14,14 @@ from rlenv.dialects.schema import Shape, by_name, parameters_of, shape_of
 from rlenv.messages import MalformedCall, ToolCall
 
 __all__ = ["Call", "Form", "MarkPositions", "Outcome", "Reading", "RefusedValue", "by_name", "malformed", "refusal"]
-__all__ += ["skip_space", "typed", "typed_strings"]
+__all__ += ["skip_blank", "skip_space", "typed", "typed_strings"]
 
 Call = ToolCall | MalformedCall
 Outcome = tuple[list[Call], int, bool]
 """The calls, where reading goes on, and whether the text's end left the call open."""
 
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
+_BLANK: Final = re.compile(r"\s*")
 _INTEGER: Final = re.compile(r"[+-]?[0-9]+")
 _LONE: Final = re.compile(r"[\ud800-\udfff]")
 _NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
@@ -281,6 +282,12 @@ def as_text(value: Any) -> str:
 def skip_space(text: str, at: int) -> int:
     """The end of the white space at `at`, of the four signs that JSON allows."""
     match = _SPACE.match(text, at)
+    return match.end() if match is not None else at
+
+
+def skip_blank(text: str, at: int) -> int:
+    """The end of the white space at `at`, of any kind."""
+    match = _BLANK.match(text, at)
     return match.end() if match is not None else at
 
 

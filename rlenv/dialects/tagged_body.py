@@ -9,12 +9,11 @@ from rlenv.dialects.base import tool_call
 from rlenv.dialects.json_body import marks_of
 from rlenv.dialects.json_text import load
 from rlenv.dialects.literals import Broken, literal, value_at
-from rlenv.dialects.reading import Outcome, Reading, RefusedValue, malformed, typed
+from rlenv.dialects.reading import Outcome, Reading, RefusedValue, malformed, skip_blank, typed
 from rlenv.dialects.schema import Shape
 from rlenv.dialects.values import tree_at, value_of
 from rlenv.language.dialect import CallSpec
 
-_SPACE: Final = re.compile(r"\s*")
 _CDATA: Final = ("<![CDATA[", "]]>")
 _NAME: Final = re.compile(r"[^\s<>{}\"'=()\[\]]{1,256}")
 
@@ -52,7 +51,7 @@ class TaggedForm:
     def begins(self, text: str, begin: int) -> bool:
         if not self._spec.starts:
             return True
-        at = _skip(text, begin)
+        at = skip_blank(text, begin)
         return at < len(text) and text[at] in self._spec.starts
 
     def read(self, reading: Reading, start: int, begin: int) -> Outcome:
@@ -62,7 +61,7 @@ class TaggedForm:
             name, at = self._name(reading, begin)
             arguments: dict[str, Any] = {}
             while True:
-                at = _skip(text, at)
+                at = skip_blank(text, at)
                 if any(text.startswith(mark, at) for mark in self._closes):
                     break
                 mark = next((mark for mark in self._keys if text.startswith(mark, at)), None)
@@ -93,7 +92,7 @@ class TaggedForm:
     def _name(self, reading: Reading, begin: int) -> tuple[str, int]:
         text, spec = reading.text, self._spec
         ends = (spec.name_close,) if spec.name_close else (*self._keys, *self._closes, "\n")
-        at = _skip(text, begin) if not spec.name_close else begin
+        at = skip_blank(text, begin) if not spec.name_close else begin
         place, mark = reading.first(ends, at)
         stop, opened = reading.first((*self._closes, *self._stops), at)
         line = text.find("\n", at, at + 512) if spec.name_close else -1
@@ -130,7 +129,7 @@ class TaggedForm:
         at = place + len(spec.key_close)
         kind = ""
         if spec.type_open:
-            inner = _skip(text, at)
+            inner = skip_blank(text, at)
             if text.startswith(spec.type_open, inner):
                 place = reading.find(spec.type_close, inner)
                 if place < 0:
@@ -139,7 +138,7 @@ class TaggedForm:
                 at = place + len(spec.type_close)
         how = "schema"
         if self._value_opens:
-            inner = _skip(text, at) if self._value_opens[0][0].startswith("<") else at
+            inner = skip_blank(text, at) if self._value_opens[0][0].startswith("<") else at
             mark = next((mark for mark, _ in self._value_opens if text.startswith(mark, inner)), None)
             if mark is None:
                 wanted = " or ".join(mark for mark, _ in self._value_opens)
@@ -178,10 +177,10 @@ class TaggedForm:
     def _value(self, reading: Reading, key: str, at: int) -> tuple[str, int]:
         text, spec = reading.text, self._spec
         if spec.cdata:
-            inner = _skip(text, at)
+            inner = skip_blank(text, at)
             if text.startswith(_CDATA[0], inner):
                 place = reading.find(_CDATA[1], inner)
-                close = _skip(text, place + 3) if place >= 0 else -1
+                close = skip_blank(text, place + 3) if place >= 0 else -1
                 if place < 0 or not text.startswith(spec.value_close, close):
                     reason = f"a CDATA section is not closed; expected {_CDATA[1]}{spec.value_close}"
                     is_cut = place < 0 or spec.value_close.startswith(text[close:])
@@ -267,8 +266,3 @@ class TaggedForm:
             if lacking:
                 return f"{name} is called without {lacking[0][:40]!r}, which it requires"
         return ""
-
-
-def _skip(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
-    return match.end() if match is not None else at
