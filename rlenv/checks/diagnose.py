@@ -57,10 +57,8 @@ async def diagnose(path: str | os.PathLike[str], *, set: Mapping[str, Any] | Non
     for place, requirement in _requirements(loaded):
         needed.setdefault(requirement.what, (requirement, []))[1].append(place)
     lacks = await asyncio.gather(*(requirement.probe() for requirement, _ in needed.values()))
-    found = [
-        Need(what, ", ".join(dict.fromkeys(places)), redact(wrong))
-        for (what, (_, places)), wrong in zip(needed.items(), lacks, strict=True)
-    ]
+    pairs = zip(needed.items(), lacks, strict=True)
+    found = [Need(what, ", ".join(dict.fromkeys(places)), redact(wrong)) for (what, (_, places)), wrong in pairs]
     found += _compiled(loaded)
     return tuple(found)
 
@@ -110,14 +108,8 @@ def _compiled(loaded: LoadedSpec) -> list[Need]:
         with leave_open():  # variables have been looked at
             compile_parts(loaded, Environment)
     except SpecError as error:
-        return [
-            Need(
-                fault.path or Path(fault.file).name,
-                f"{Path(fault.file).name}:{fault.line}",
-                redact(f"{fault.message}{'; ' + fault.hint if fault.hint else ''}"),
-            )
-            for fault in error.faults
-        ]
+        told = [(one, Path(one.file).name, "; ".join(filter(None, (one.message, one.hint)))) for one in error.faults]
+        return [Need(one.path or name, f"{name}:{one.line}", redact(text)) for one, name, text in told]
     except RlenvError as error:
         return [Need("the spec", loaded.path.name, redact(str(error)))]
     return []

@@ -14,11 +14,12 @@ from typing import Any, Final
 
 from rlenv._base.paths import RefusedPath, finder, is_file, is_folder, names_in
 from rlenv._base.text import did_you_mean, nearest, strings_in
-from rlenv.checks.subject import PATTERNS, Subject, all_golds, gold_columns, gold_term, prompt_texts
+from rlenv.checks.odd_rows import odd_documents, odd_ids
+from rlenv.checks.subject import MAX_ROWS, PATTERNS, Subject, all_golds, gold_columns, gold_term, prompt_texts
 from rlenv.episodes.compile import bases_of, entry_fault
 from rlenv.errors import Finding, UsageError
 from rlenv.images import UnreadableImage, image_of, listed, mime_of
-from rlenv.language.kinds import CompileContext, kind_of
+from rlenv.language.kinds import CompileContext, gold_in, kind_of
 from rlenv.language.spec import ToolSpec
 from rlenv.language.templates import Template, TemplateError, compile_template
 from rlenv.secrets import redact
@@ -191,6 +192,7 @@ def check_stores(subject: Subject) -> Iterator[Finding]:
     for name, spec in loaded.spec.tools.items():
         if spec.kind == "search":
             yield from _corpus(subject, f"tools.{name}", spec)
+    yield from odd_ids(subject)
     yield from _machines(subject)
     sources = {path.absolute() for name in subject.splits for _, path in task_files(loaded, name)}
     for name, resource in loaded.spec.resources.items():
@@ -262,18 +264,22 @@ def _corpus(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Finding]:
     try:
         file = subject.loaded.base_of(f"{path}.path") / getattr(spec, "path", "")
         with file.open(encoding="utf-8") as lines:
-            read = [json.loads(line) for line in itertools.islice(lines, _MOST_ROWS) if line.strip()]
+            read = [json.loads(line) for line in itertools.islice(lines, MAX_ROWS) if line.strip()]
             is_whole = not next(lines, "")
     except (OSError, ValueError):
         return  # reported where it is compiled, or a template
-    columns = {name for one in read if isinstance(one, dict) for name in one}
-    shown = [one.get(getattr(fields, key, key)) for one in read if isinstance(one, dict) for key in ("title", "text")]
+    read = [one for one in read if isinstance(one, dict)]
+    columns = {name for one in read for name in one}
+    yield from odd_documents(subject, path, fields, read if is_whole else [])
+    shown = [one.get(getattr(fields, key, key)) for one in read for key in ("title", "text")]
     term, texts = gold_term(subject), " ".join(map(str, shown)).lower()
     each = [all_golds(subject, term, split)[:200] for split in subject.splits.values()] if term is not None else []
     golds = [*itertools.chain.from_iterable(each)]
+    made_of = re.findall(r"\btask\.(\w+)", str(gold_in(term.spec))) if term is not None else []
+    parts = [*golds, *(row.get(column) or None for _, row in subject.each(200) for column in made_of)]
     # A number may be counted, and what another tool knows need not stand here.
     is_sought = is_whole and len(subject.tools) == 1 and all(gold and re.search(r"[^\W\d]", gold) for gold in golds)
-    if is_sought and len({*golds}) > 2 and not any(str(gold).lower() in texts for gold in golds):
+    if is_sought and len({*golds}) > 2 and not any(str(one).lower() in texts for one in parts):
         yield subject.say("empty-search/golds", path, len(golds), golds[0], at="key")
     for key in ("id", "title", "text"):
         column, place = getattr(fields, key, key), f"{path}.columns.{key}"
@@ -300,9 +306,8 @@ def _function(subject: Subject, name: str, entry: Any) -> Iterator[Finding]:
     worlds = [one for one in names if one in subject.loaded.spec.resources and one not in inject]
     if lost := [one for one in worlds if hints.get(one, "") not in _TYPES]:
         yield subject.say("unread-parameter/resource", f"{path}.function", lost[0])
-    if (
-        told := [one for one in read_docstring(ast.get_docstring(node))[1] if one not in names]
-    ) and not node.args.kwarg:
+    told = [one for one in read_docstring(ast.get_docstring(node))[1] if one not in names]
+    if told and not node.args.kwarg:
         yield subject.say("unread-parameter/of-docstring", f"{path}.function", told[0], ", ".join(names))
     tool = subject.tools.get(name)
     for argument, schema in (tool.parameters.get("properties", {}) if tool is not None else {}).items():

@@ -5,23 +5,13 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from rlenv._base.text import did_you_mean, nearest
 from rlenv.checks.odd_rows import RenderedPrompts, asked_of
 from rlenv.checks.odd_terms import asked_numbers, asked_shapes
-from rlenv.checks.subject import (
-    MOST_READ,
-    PATTERNS,
-    WORDS,
-    Subject,
-    all_golds,
-    demands,
-    fixed_text,
-    gives_away,
-    has_gold,
-)
+from rlenv.checks.subject import PATTERNS, WORDS, Subject, all_golds, demands, fixed_text, gives_away, has_gold
 from rlenv.errors import Finding, RlenvError
 from rlenv.language.kinds import gold_in
 from rlenv.language.templates import TemplateError, compile_value
@@ -29,7 +19,8 @@ from rlenv.rewards.base import Term
 from rlenv.rewards.normalise import number
 from rlenv.tools._arithmetic import CannotCalculate, calculate
 
-_LOOKED_AT: Final = 1_000
+_MOST: Final = 1_000
+"""So many rows, and so many characters of a text, are looked at."""
 _Odd = Iterator[tuple[str, str]]
 
 
@@ -41,16 +32,17 @@ def check_golds(subject: Subject) -> Iterator[Finding]:
         path = at if (at := subject.gold_at(term)).count(".") > 1 else f"rewards.{term.name}"
         seen: dict[str, set[str]] = {}
         for one in asked if has_gold(subject, term) and term.spec.usual_weight > 0 else ():
-            told = enumerate(all_golds(subject, term, one.split)[:_LOOKED_AT])
+            told = enumerate(all_golds(subject, term, one.split)[:_MOST])
             pairs = [(index, gold.strip()) for index, gold in told if gold is not None and gold.strip()]
             seen[one.split.name] = {gold for _, gold in pairs}
             if one.texts:
                 yield from _outliers(subject, path, one, pairs)
             given = [gold for _, gold in pairs]
             for code, odd in (
-                ("odd-gold", _forms(subject, term, one, given)),
+                ("odd-gold", _forms(subject, term, one, pairs)),
                 ("odd-gold", asked_numbers(subject, term, given)),
                 ("odd-gold", _labels(term, one, pairs)),
+                ("odd-gold", _beyond(term, one, pairs)),
                 ("gold-in-prompt", _given_away(one, pairs)),
                 ("wrong-gold", _against(one, pairs)),
                 ("constant-gold", _few(one, pairs, seen)),
@@ -59,10 +51,10 @@ def check_golds(subject: Subject) -> Iterator[Finding]:
                     yield subject.document.warning(path, message, hint, code, at="value" if path == at else "key")
 
 
-def _forms(subject: Subject, term: Term, one: RenderedPrompts, golds: Sequence[str]) -> _Odd:
+def _forms(subject: Subject, term: Term, one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> _Odd:
     """A gold value of another form, unit or choice than the prompt asks for."""
     rule, fixed = getattr(term.spec, "rule", ""), fixed_text(subject)
-    golds = [gold for gold in golds if len(gold) <= MOST_READ]
+    golds = [gold for _, gold in pairs if len(gold) <= _MOST]
     sentences = [sentence for sentence in demands(subject) if PATTERNS.asks.search(sentence)]
     yield from asked_shapes(subject, rule, golds)
     is_text, is_folded = rule in ("exact_match", "f1", "contains"), getattr(term.spec, "normalise", "none") != "none"
@@ -72,30 +64,88 @@ def _forms(subject: Subject, term: Term, one: RenderedPrompts, golds: Sequence[s
             if asked and (lost := [gold for gold in golds if re.fullmatch(fits, gold) is None]):
                 yield f"the prompt says '{asked[0]}', and a gold value is {lost[0][:40]!r}", "write both alike"
                 return
-        is_one = rule != "f1" and not PATTERNS.several.search(sentence)
-        for found in PATTERNS.choices.finditer(sentence) if is_one else ():
-            choices = [text.strip("\"'`‘’“” ") for text in re.split(r",|\bor\b|/", found[0]) if text.strip()]
-            known = {text.lower() if is_folded else text for text in choices}
-            meets = {gold.lower() for gold in golds} & {text.lower() for text in choices}
-            is_meant = meets or PATTERNS.sure_choices.search(found[0])
-            if is_meant and (lost := [gold for gold in golds if (gold.lower() if is_folded else gold) not in known]):
-                near = did_you_mean(lost[0], choices, otherwise=f"the choices are: {', '.join(choices)}")
-                yield f"the prompt asks for {found[0].strip()}, and a gold value is {lost[0][:40]!r}", near
-                return
+    yield from _listed(subject, term, one, pairs)
     for pattern, what in WORDS["marked"] if is_text else ():
         fitting = [gold for gold in golds if re.fullmatch(pattern, gold)]
         if 2 * len(fitting) > len(golds) and not {*re.findall(r"[\[({<\"*#\\]", fitting[0])} & {*one.texts[0]}:
             yield f"a gold value {what}, and is compared as it stands: {fitting[0][:40]!r}", "take it out"
             return
     columns = re.findall(r"task\.(\w+)", str(gold_in(term.spec)))
-    mine = {word.rstrip("s") for column in columns for word in re.sub(r"^min(?:_|$)", "", column).split("_")}
-    counted = [{word.rstrip("s") for word in PATTERNS.how_many.findall(text.lower())} for text in one.users]
+    mine = _singular(word for column in columns for word in re.sub(r"^min(?:_|$)", "", column).split("_"))
+    counted = [_singular(PATTERNS.how_many.findall(text.lower())) for text in one.users]
     mine |= set[str]().union(*counted[:1]).intersection(*counted)
-    theirs = {word.rstrip("s") for word in re.findall(r"\b(?:in|of|many|to) ([a-z]+)\b", fixed.lower())}
+    theirs = _singular(re.findall(r"\b(?:in|of|many|to|degrees)(?= ([a-z]+)\b)", fixed.lower()))
     for family in WORDS["units"]:
-        if mine & {*family} and theirs & {*family} and not mine & theirs & {*family}:
-            asked_unit, unit = min(theirs & {*family}), min(mine & {*family})
+        kinds = [{*names.split()} for names in family]
+        here, there = ([one for one in kinds if one & words] for words in (mine, theirs))
+        if here and there and not any(one in there for one in here):
+            asked_unit, unit = min(theirs & there[0]), min(mine & here[0])
             yield f"the prompt asks for {asked_unit}s, and each row is of {unit}s", "convert one of them"
+
+
+def _singular(words: Iterable[str]) -> set[str]:
+    return {re.sub(r"(?<=..)s$", "", word) for word in words}
+
+
+def _listed(subject: Subject, term: Term, one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> _Odd:
+    """A gold value that is none of the choices which the prompt asks for, or lists as most others are."""
+    rule, is_folded = getattr(term.spec, "rule", ""), getattr(term.spec, "normalise", "none") != "none"
+    golds = [(gold, gold.lower() if is_folded else gold, one.users[index]) for index, gold in pairs]
+    for words, choices in _lists(subject) if rule in ("exact_match", "contains", "numeric_match") else ():
+        known = {text.lower() if is_folded else text for text in choices}
+        meets = {gold.lower() for gold, _, _ in golds} & {text.lower() for text in choices}
+        others = [(gold, f"{fixed_text(subject)} {user}") for gold, text, user in golds if text not in known]
+        lost = [gold for gold, text in others if words or not _is_told(gold, known, text)]
+        held = {text for _, text, _ in golds} & known
+        is_most = len({*lost}) <= len(held) > 1 and 2 * len(lost) <= len(golds)
+        if lost and (is_most if not words else meets or PATTERNS.sure_choices.search(words)):
+            shown = ", ".join(choices if words else sorted(held))
+            near = did_you_mean(lost[0], choices, otherwise=f"the choices are: {shown}"[:100])
+            asked = words.strip() or f"one of {', '.join(sorted(held)[:3])} and others"
+            yield f"the prompt asks for {asked}, and a gold value is {lost[0][:40]!r}", near
+            return
+
+
+def _is_told(gold: str, known: set[str], text: str) -> bool:
+    """True for several choices at once, and for what stands elsewhere in the prompt or in the row's own text."""
+    is_several = {*re.split(r"\s*[,;/|]\s*|\s+and\s+", gold)} <= known
+    return is_several or re.search(rf"(?i)(?<!\w){re.escape(gold)}(?!\w)", text) is not None
+
+
+def _lists(subject: Subject) -> Iterator[tuple[str, list[str]]]:
+    """The choices that a sentence asks for, with its words; and lists, at whose ends any few words may be a choice."""
+    for found in [found for one in demands(subject) if PATTERNS.asks.search(one) and not PATTERNS.several.search(one)
+                  for found in PATTERNS.choices.finditer(one)]:  # fmt: skip
+        yield found[0], [text.strip("\"'`‘’“” ") for text in re.split(r",|\bor\b|/", found[0]) if text.strip()]
+    for block in PATTERNS.block.findall(PATTERNS.such_as.sub("", fixed_text(subject))):
+        yield "", [item for line in block.splitlines() for item in PATTERNS.line.findall(line)]
+    for part in [part for one in demands(subject) for part in re.split(r"[:;()–—]|\.(?=\s|$)", one)]:
+        sign = next((sign for sign in ",|/" if sign in part), ",")
+        listed = re.sub(r"(,\s*(?:\S+\s+){1,3}?)(?:and|or)\s(?=[^,]*$)", r"\1,", part) if sign == "," else part
+        items = [PATTERNS.quotes.sub(" ", item).split() for item in listed.split(sign)]
+        if len(items) > 2 and all(0 < len(item) < 5 for item in items[1:-1]) and not PATTERNS.open_list.search(part):
+            ends = [(words, at) for words in (items[0][-3:], items[-1][:5]) for at in range(len(words))]
+            few = [" ".join(words[at : at + size]) for words, at in ends for size in (1, 2, 3)]
+            yield "", [*map(" ".join, items[1:-1]), *few]
+
+
+def _beyond(term: Term, one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> _Odd:
+    """Letters and numbers of options of which the row, or its prompt, has fewer."""
+    golds, is_folded = {gold for _, gold in pairs}, getattr(term.spec, "normalise", "none") != "none"
+    is_letter, lost = all(re.fullmatch(r"[A-Za-z]", gold) for gold in golds), list[tuple[int, str, str]]()
+    if not is_letter and not all(re.fullmatch(r"\d{1,2}", gold) for gold in golds):
+        return
+    for index, gold in pairs:
+        shown = {text.upper() if is_folded else text for text in PATTERNS.options.findall(one.texts[index])}
+        if is_letter and len(shown) > 2 and (gold.upper() if is_folded else gold) not in shown:
+            lost.append((index, gold, f"it shows {sorted(shown)}"))
+        place = ord(gold.lower()) - 97 if is_letter else int(gold) - ("0" not in golds)
+        for column in filter(PATTERNS.option.fullmatch, one.split.columns):
+            held = one.split.rows[index].get(column)
+            if isinstance(held, (list, Mapping)) and 1 < len(held) <= place and gold not in map(str, held):
+                lost.append((index, gold, f"task.{column} has {len(held)}"))
+    if lost and 2 * len({index for index, _, _ in lost}) <= len(pairs):
+        yield f"the gold value of row {lost[0][0] + 1} is {lost[0][1]!r}, and {lost[0][2]}", "mend the row"
 
 
 def _given_away(one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> _Odd:
@@ -118,7 +168,7 @@ def _against(one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> _Odd:
     golds, values = dict(pairs), dict[int, float]()
     for index, gold in pairs:
         text = one.texts[index].replace(",", "")
-        sums: list[str] = PATTERNS.sum.findall(text) if len(text) <= MOST_READ else []
+        sums: list[str] = PATTERNS.sum.findall(text) if len(text) <= _MOST else []
         with contextlib.suppress(CannotCalculate, ValueError, OverflowError):
             if len(sums) == 1 and number(gold) is not None:
                 values[index] = float(calculate(sums[0]))
@@ -165,7 +215,7 @@ def _few(one: RenderedPrompts, pairs: Sequence[tuple[int, str]], seen: Mapping[s
 
 
 def _labels(term: Term, one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> _Odd:
-    """Golds of a few classes that are written in two ways, and letters of options that the prompt does not show."""
+    """Golds of a few classes that are written in two ways."""
     counts, folded = Counter(gold for _, gold in pairs), dict[str, str]()
     if getattr(term.spec, "rule", "") != "exact_match" or getattr(term.spec, "normalise", "") != "none":
         return
@@ -176,17 +226,12 @@ def _labels(term: Term, one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) 
         near = nearest(label, [known for known in counts if counts[known] > 2 and counts[label] == 1])
         if near is not None and sorted(near) == sorted(label):
             yield f"a single row has {label[:30]!r}, and {counts[near]} have {near[:30]!r}", "mend the row"
-    for index, gold in pairs if all(re.fullmatch(r"[A-Za-z]", gold) for gold in counts) else ():
-        options = set(PATTERNS.options.findall(one.texts[index]))
-        if len(options) > 2 and gold not in options:
-            yield f"the gold value of row {index + 1} is {gold!r}, and it shows {sorted(options)}", "mend the row"
-            return
 
 
 def _outliers(subject: Subject, path: str, one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> Iterator[Finding]:
     """Golds that are none, and golds and prompts with damaged characters."""
     name = one.split.name
-    about_code = subject.once(("code", name), lambda: any(map(PATTERNS.of_code.search, one.texts[:_LOOKED_AT])))
+    about_code = subject.once(("code", name), lambda: any(map(PATTERNS.of_code.search, one.texts[:_MOST])))
     # A prompt that names it, or asks what code gives, may mean it.
     none = [(index, gold) for index, gold in pairs if PATTERNS.no_gold.fullmatch(gold) and not about_code]
     none = [(index, gold) for index, gold in none if not re.search(rf"(?i)\b{re.escape(gold)}", one.texts[index])]
@@ -196,12 +241,12 @@ def _outliers(subject: Subject, path: str, one: RenderedPrompts, pairs: Sequence
         what = "holds damaged or unseen characters" if damaged and (index, gold) == damaged[0] else "is no gold value"
         yield subject.say("odd-gold/of-row", path, index + 1, name, what, gold[:40])
         return
-    holes = [(index, match[0]) for index, text in enumerate(one.users[:_LOOKED_AT])
+    holes = [(index, match[0]) for index, text in enumerate(one.users[:_MOST])
              if not {*"\\$"} & {*text} and (match := PATTERNS.hole.search(text))]  # fmt: skip
     holes = [hole for hole in holes if hole[1] not in dict(pairs).get(hole[0], "")]  # texts to be translated keep it
     if len(holes) > 1 and not about_code:
         yield subject.say("unfinished/of-rows", f"tasks.{name}", holes[0][0] + 1, name, holes[0][1], at="key")
-    broken = [(index, match[0]) for index, text in enumerate(one.users[:_LOOKED_AT])
+    broken = [(index, match[0]) for index, text in enumerate(one.users[:_MOST])
               if (match := PATTERNS.damaged.search(text))]  # fmt: skip
     if broken and "&" not in subject.loaded.spec.prompt.user and not about_code:
         yield subject.say("damaged-text/of-row", f"tasks.{name}", broken[0][0] + 1, name, broken[0][1], at="key")

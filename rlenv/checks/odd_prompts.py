@@ -48,7 +48,7 @@ def check_prompts(subject: Subject) -> Iterator[Finding]:
             yield subject.say("unfinished/prompt", "prompt", blank[0], at="key")
         for told in (_examples, _untold):
             yield from told(subject, asked)
-    for check in (_tools, _promises, _conflicts, _answer, _descriptions, _user):
+    for check in (_escapes, _tools, _promises, _conflicts, _answer, _descriptions, _user):
         yield from check(subject)
 
 
@@ -97,6 +97,17 @@ def _oddly(value: Any, text: str) -> str | None:
     if isinstance(value, (list, Mapping)) and value and str(value) in text:
         return f"is shown as Python writes it: {str(value)[:40]}"
     return None
+
+
+def _escapes(subject: Subject) -> Iterator[Finding]:
+    """A backslash and an n in the spec's own texts, where a line is meant to end."""
+    texts = [*prompt_texts(subject.loaded.spec.prompt)]
+    texts += [(path, text) for path, text in strings_in(subject.document.data, ())
+              if path[0] in ("user", "observation") or path[-1] in ("prompt", "description", "system")]  # fmt: skip
+    for path, text in dict(texts).items():
+        plain = PATTERNS.quoted.sub("", PATTERNS.filled.sub("\ufffc", text))
+        if (found := PATTERNS.escape.search(plain)) is not None:
+            yield subject.say("literal-escape/in-text", path, found[0][:2], find=found[0])
 
 
 def _reads_answer(subject: Subject) -> bool:
@@ -187,16 +198,15 @@ def _tools(subject: Subject) -> Iterator[Finding]:
     keys = {name for tool in subject.tools.values() for name in (tool.name, *tool.parameters.get("properties", {}))}
     rows = [row for split in subject.splits.values() for row in split.rows[:50]]
     schemas = [str(getattr(reward, "schema_", None) or "") for reward in spec.rewards.values()]
-    known = f"{subject.code or ''} {rest} {keys} {rows} {list(spec.vars)} {list(spec.resources)} {schemas}"
+    there = f"{rest} {keys} {rows} {[*spec.vars, *spec.resources]}"
+    known = f"{there} {subject.code or ''} {schemas}"
     # Where a tool reaches a world, such as a database or Python, the prompt may name what stands in that.
     is_closed = all(tool.kind in ("python", "http", "mcp", "calculator", "search") for tool in subject.tools.values())
     for match in PATTERNS.name.finditer(fixed):
         name, before = match[1] or match[2], fixed[max(0, match.start() - 24) : match.start()]
         is_called = is_closed and PATTERNS.calls.search(before) and not hasattr(builtins, name)
         is_known = re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", known, re.IGNORECASE)
-        is_there = re.search(
-            rf"(?<!\w){re.escape(name)}(?!\w)", f"{rest} {keys} {rows} {[*spec.vars, *spec.resources]}"
-        )
+        is_there = re.search(rf"(?<!\w){re.escape(name)}(?!\w)", there)
         tail = [tool for tool in subject.tools if tool.endswith(f"_{name}") and match[1] and not is_there]
         if tail or (not is_known and (is_called or nearest(name, subject.tools) is not None)):
             hint = did_you_mean(name, sorted(keys), otherwise=f"the tools are: {', '.join(subject.tools)}")
@@ -236,6 +246,8 @@ def _conflicts(subject: Subject) -> Iterator[Finding]:
     """What the prompt asks for, and the tools, the user or the terms of the spec do not allow."""
     spec, tools = subject.loaded.spec, [*subject.tools.values()]
     rules = {getattr(one, "rule", "") for one in spec.rewards.values() if getattr(one, "of", "answer") == "answer"}
+    modes = [one for one in subject.terms if getattr(one.spec, "mode", "") == "any"]
+    lists = [one for one in modes if kind_of("rewards", one.spec).several]
     facts = {
         "read-only": any(tool.kind == "sql" for tool in tools) and not any(tool.mutates for tool in tools),
         "code": any(tool.kind == "code" for tool in tools),
@@ -246,12 +258,7 @@ def _conflicts(subject: Subject) -> Iterator[Finding]:
         "one-call": tools and subject.limits.calls_per_turn == 1,
         "whole": spec.answer.from_ == "final_message" and rules & {"exact_match", "numeric_match", "math_equal"},
         "ordered": any(getattr(one, "order", None) is True for one in spec.rewards.values()),
-        "any-of": any(
-            getattr(one.spec, "mode", "") == "any"
-            and kind_of("rewards", one.spec).several
-            and not any(all_golds(subject, one, split)[0] for split in subject.splits.values())
-            for one in subject.terms
-        ),
+        "any-of": any(not any(all_golds(subject, one, split)[0] for split in subject.splits.values()) for one in lists),
     }
     for key, fact, pattern in WORDS["conflicts"]:
         if facts[fact] and (found := [match for one in demands(subject) if (match := re.search(pattern, one))]):

@@ -5,29 +5,23 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
+import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from rlenv._base.text import strings_in
+from rlenv._base.text import did_you_mean, strings_in
 from rlenv.checks.sites import Stub
-from rlenv.checks.subject import (
-    PATTERNS,
-    ReadSplit,
-    Subject,
-    all_golds,
-    fixed_text,
-    gold_term,
-    prompt_texts,
-)
+from rlenv.checks.subject import MAX_ROWS, PATTERNS, ReadSplit, Subject, all_golds, fixed_text, gold_term, prompt_texts
 from rlenv.errors import Finding, RlenvError
-from rlenv.language.kinds import is_own, kind_of
+from rlenv.language.kinds import gold_in, is_own, kind_of
 from rlenv.language.spec import TaskSource
 from rlenv.language.templates import Template, TemplateError, compile_template, compile_value
 from rlenv.tasks.rows import load_tasks
 
 _LOOKED_AT: Final = 1_000
+_COLUMNS: Final = "SELECT m.name, p.name, p.pk = 1 FROM sqlite_master m, pragma_table_info(m.name) p"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +39,10 @@ def check_rows(subject: Subject) -> Iterator[Finding]:
     templates = [compile_template(text) for text in (prompt.system, prompt.user) if text is not None]
     asked = asked_of(subject)
     yield from _same(subject, templates, asked)
-    yield from _rows(subject, asked)
-    yield from _columns(subject)
-    yield from _twice(subject, asked)
-    yield from _again(subject, asked)
+    for check in (_rows, _twice, _again):
+        yield from check(subject, asked)
+    for look in (_columns, _counts, _compared, _worlds, _databases):
+        yield from look(subject)
 
 
 def asked_of(subject: Subject) -> list[RenderedPrompts]:
@@ -244,22 +238,170 @@ def _again(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Findi
 def _twice(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Finding]:
     """Tasks that ask what another one asks, with another gold or in another split, if nothing else tells them apart."""
     seen: dict[str, tuple[str, int, str | None, Any]] = {}
+    folded: dict[tuple[str, str], tuple[str, int]] = {}
     sources, term = f"{subject.loaded.spec.prompt.system} {subject.loaded.spec.prompt.user}", gold_term(subject)
     for one in () if _differs_elsewhere(subject) or "resources" in sources else asked:
         shared, place = [], f"tasks.{one.split.name}"
         # A sign, or the case of a letter, may be all that tells two questions apart.
         texts = [" ".join(text.split()).rstrip(" ?.？。") for text in one.texts]
         golds = all_golds(subject, term, one.split) if term is not None else [None] * len(texts)
+        keys = [_folded(*told) for told in zip(texts, golds, one.split.rows, strict=False)]
         for index, text in enumerate(texts if len({*texts}) > 1 or len(texts) == 1 else ()):
             row, gold = one.split.rows[index], golds[index]
             split, first, other, same = seen.setdefault(text, (one.split.name, index, gold, row))
-            if same == row:  # itself, or one that stands there twice
+            if same == row and (one.split.name, index) == (split, first) and keys[index] in folded:
+                split, first = folded[keys[index]]
+            elif same == row:  # itself, or one that stands there twice
                 continue
-            if gold != other:
+            elif gold != other:
                 yield subject.say("conflicting-rows/golds", place, index + 1, first + 1, split, at="key")
                 break
             shared.append((index, split, first))
+        folded |= {key: (one.split.name, index) for index, key in enumerate(keys)}
         if shared and not _is_drawn(subject, one.split):
             index, split, first = shared[0]
             key = "duplicate-rows/prompts" if split == one.split.name else "shared-rows/prompts"
             yield subject.say(key, place, len(shared), len(texts), index + 1, first + 1, split, at="key")
+
+
+def _folded(text: str, gold: str | None, row: Mapping[str, Any]) -> tuple[str, str]:
+    """A prompt without case, white space and the signs of sentences, and its gold value; else what the row holds."""
+    rest = [_plain(value) for key, value in row.items() if not PATTERNS.name_of_row.fullmatch(str(key))]
+    return _plain(text), str(rest) if gold is None else gold.strip()
+
+
+def _plain(value: Any) -> str:
+    return " ".join(PATTERNS.signs.sub("", str(value)).lower().split())
+
+
+def _counts(subject: Subject) -> Iterator[Finding]:
+    """Numbers that are the length of a list in most rows, and not in some."""
+    prompt = " ".join(text for _, text in prompt_texts(subject.loaded.spec.prompt))
+    golds = " ".join(str(gold_in(one)) for one in subject.loaded.spec.rewards.values())
+    for split in subject.splits.values() if "task" in prompt else ():
+        rows = split.rows[:_LOOKED_AT]
+        lists = [key for key in split.columns if all(isinstance(row.get(key), list) for row in rows)]
+        sizes = [key for key in split.columns if all(type(row.get(key)) is int for row in rows)]
+        for size, held in itertools.product(sizes, lists):
+            pairs = [(row[size], len(row[held])) for row in rows]
+            odd = [index for index, (count, length) in enumerate(pairs) if count != length]
+            usual = {length for count, length in pairs if count == length}
+            is_near = PATTERNS.count.fullmatch(size) or (size, held) in PATTERNS.count_of.findall(prompt)
+            is_most = len(odd) <= len(rows) // (2 if is_near else 5) and len(usual) > (1 if is_near else 2)
+            if odd and is_most and len(rows) > 3 and f"task.{size}" not in golds:
+                given = (odd[0] + 1, split.name, size, pairs[odd[0]][0], held, pairs[odd[0]][1])
+                yield subject.say("odd-column/count", f"tasks.{split.name}", *given, at="key")
+
+
+def _compared(subject: Subject) -> Iterator[Finding]:
+    """Texts that a condition compares a column with, and that no row holds there, or none but in another case."""
+    found = [(path, one[0]) for path, text in strings_in(subject.document.data, ())
+             if path[0] != "tasks" or "rows" not in path for one in PATTERNS.compared.finditer(text)]  # fmt: skip
+    rows = [row for name in subject.splits for row in _unfiltered(subject, name)] if found and subject.is_whole else []
+    for path, condition in found:
+        column = re.findall(r"\btask\.(\w+)", condition)[0]
+        values = {value for row in rows if isinstance(value := row.get(column), str)}
+        for literal in re.findall(r"[\"']([^\"']*\w[^\"']*)[\"']", condition) if values else ():
+            near = [value for value in values if _plain(value) == _plain(literal)]
+            is_idle = path[-1] in ("when", "gate") and "!=" in condition and not PATTERNS.no_gold.fullmatch(literal)
+            if literal not in values and (near or is_idle):
+                known = f"task.{column} is {', '.join(sorted(values)[:5])}"[:100]
+                hint = f"write '{near[0]}'" if near else did_you_mean(literal, values, otherwise=known)
+                yield subject.say("no-such-value/compared", path, column, literal, hint)
+                break
+
+
+def _unfiltered(subject: Subject, name: str) -> Sequence[Mapping[str, Any]]:
+    """The rows of a split, and those that its condition and its limit leave out."""
+    spec = subject.loaded.spec
+    every = spec.tasks[name].model_copy(update={"when": None, "order": None, "limit": MAX_ROWS})
+    whole = replace(subject.loaded, spec=spec.model_copy(update={"tasks": {name: every}}))
+    with contextlib.suppress(RlenvError):
+        return [*load_tasks(whole, name)]
+    return ()
+
+
+def _worlds(subject: Subject) -> Iterator[Finding]:
+    """Columns of a world that the prompt shows, where each episode opens the same world whatever the row says."""
+    rest = str([subject.document.get(part) for part in ("tools", "rewards", "user")])
+    columns = {*re.findall(r"\btask\.(\w+)", str(prompt_texts(subject.loaded.spec.prompt)))}
+    shown = [one for one in sorted(columns) if PATTERNS.of_world.fullmatch(one) and f"task.{one}" not in rest]
+    shown = [one for one in shown if len({str(row.get(one)) for _, row in subject.each(_LOOKED_AT)}) > 1]
+    for name, one in subject.loaded.spec.resources.items() if shown and subject.code is not None else ():
+        is_of_row = "task" in f"{subject.document.get(f'resources.{name}')} {subject.code}"
+        if one.kind in ("gymnasium", "openenv") and not is_of_row:
+            yield subject.say("same-world/for-all", f"resources.{name}", shown[0], at="key")
+
+
+def odd_documents(subject: Subject, path: str, fields: Any, read: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """Titles and texts of a corpus that have changed places. Its ids and titles are kept for `odd_ids`."""
+    key, title, text = (getattr(fields, name, name) for name in ("id", "title", "text"))
+    subject.once("corpora", list[set[str]]).append({str(one.get(name)) for one in read for name in (key, title)})
+    sizes = [(len(str(one.get(title) or "")), len(str(one.get(text) or ""))) for one in read]
+    is_named = PATTERNS.body.fullmatch(title) or PATTERNS.heading.fullmatch(text)
+    most, times = (30, 2) if is_named else (100, 4)  # a question may well be longer than what answers it
+    crossed = [long for long, short in sizes if long > max(most, times * short)]
+    if len(crossed) > 1 and len(crossed) >= 0.8 * len(sizes):
+        yield subject.say("odd-column/crosswise", f"{path}.path", title, text)
+
+
+def odd_ids(subject: Subject) -> Iterator[Finding]:
+    """Values of a column that names documents, or rows of a table, of which some are none."""
+    corpora = subject.once("corpora", list[set[str]])
+    groups = [("", set[str]().union(*corpora))] if corpora and all(corpora) else []
+    groups += subject.once("keys", list[tuple[str, set[str]]])
+    for (table, keys), split in itertools.product(groups, subject.splits.values()):
+        for column in sorted(split.columns):
+            given = [(index, row.get(column)) for index, row in enumerate(split.rows)]
+            named = [(index, text) for index, value in given for text in _named(value)]
+            lost, held = [pair for pair in named if pair[1] not in keys], keys.intersection(text for _, text in named)
+            # What looks like a code names nothing else; of other words the column says it.
+            is_code = all(map(PATTERNS.code_of_row.fullmatch, [*held, *(text for _, text in lost)]))
+            is_of_table = table and column.lower() in (f"{table}_id", f"{table.removesuffix('s')}_id")
+            is_meant = is_code or is_of_table or (not table and PATTERNS.of_id.fullmatch(column))
+            if is_meant and lost and len(held) > 1 and 4 * len(lost) <= len(named):
+                (index, text), place = lost[0], f"tasks.{split.name}"
+                hint = did_you_mean(text, keys, otherwise="mend the row")
+                yield subject.say("odd-column/no-key", place, index + 1, split.name, column, text[:40], hint, at="key")
+
+
+def _named(value: Any) -> list[str]:
+    texts = [str(one) for one in (value if isinstance(value, list) else [value])]
+    return [text for text in texts if text.strip() and not PATTERNS.no_gold.fullmatch(text)]
+
+
+def _databases(subject: Subject) -> Iterator[Finding]:
+    """Tables and columns that the prompt names and that are none of the database's."""
+    tables, fixed = _tables(subject), fixed_text(subject)
+    for found in PATTERNS.table.finditer(fixed) if tables else ():
+        table, listed = filter(None, found.groups())
+        names = [name.lower() for name in PATTERNS.of_list.findall(listed)]
+        owner = max(tables, key=lambda one: (one == table.lower(), len({*names} & tables[one])))
+        lost, is_known = [name for name in names if name not in tables[owner]], owner == table.lower()
+        if is_known and 0 < len(lost) < len(names):
+            yield subject.say(
+                "odd-column/of-table", "prompt", lost[0], table, ", ".join(sorted(tables[owner])), at="key"
+            )
+        elif (
+            not is_known
+            and found["line"] is None
+            and len(names) - len(lost) > 2
+            and not PATTERNS.sql_function.fullmatch(table)
+        ):
+            yield subject.say("odd-column/no-table", "prompt", table, ", ".join(tables), at="key")
+
+
+def _tables(subject: Subject) -> dict[str, set[str]]:
+    """The columns of each table of all SQLite files. Keys are kept for `odd_ids`."""
+    tables, keys = dict[str, set[str]](), subject.once("keys", list[tuple[str, set[str]]])
+    sources = [name for name, one in subject.loaded.spec.resources.items() if one.kind == "sqlite"]
+    for key in [f"resources.{name}.path" for name in sources]:
+        file = (subject.loaded.base_of(key) / str(subject.document.get(key))).absolute()
+        uri = f"{file.as_uri()}?mode=ro&immutable=1"
+        with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(uri, uri=True)) as database:
+            for table, column, is_key in database.execute(_COLUMNS).fetchall():
+                tables.setdefault(table.lower(), set()).add(column.lower())
+                held = database.execute(f'SELECT "{column}" FROM "{table}" LIMIT {MAX_ROWS + 1}') if is_key else ()
+                values = {str(value) for (value,) in held}
+                keys += [(table.lower(), values)] if 0 < len(values) <= MAX_ROWS else []
+    return tables

@@ -46,12 +46,9 @@ def check_oracle(subject: Subject) -> Iterator[Finding]:
             yield document.fault("oracle.function", redact(error.message), redact(error.hint))
     else:
         is_text = isinstance(oracle, str)
-        faults = list(
-            check_site(subject, Site(("oracle",), str(oracle), _NAMES[:2], {}))
-            if is_text
-            else itertools.chain(*(check(subject, subject.loaded.spec.steps) for check in (_order, _exist, _templates)))
-        )
-        yield from faults
+        site, steps = Site(("oracle",), str(oracle), _NAMES[:2], {}), subject.loaded.spec.steps
+        of_steps = itertools.chain(*(check(subject, steps) for check in (_order, _exist, _templates)))
+        yield from (faults := list(check_site(subject, site) if is_text else of_steps))
         if not faults:
             plan = _Script(subject)
             yield from (fault for split in subject.splits.values() if (fault := plan.fault(split)) is not None)
@@ -394,9 +391,8 @@ def _most(subject: Subject, term: Term, split: ReadSplit) -> int:
     total = len(split.rows)
     if term.measure is not None or total <= _MAX_READ:
         return total
-    subject.not_checked.append(
-        f"rewards.{term.name}: the gold values of split '{split.name}' after row {_MAX_READ} were not read"
-    )
+    rest = f"the gold values of split '{split.name}' after row {_MAX_READ} were not read"
+    subject.not_checked.append(f"rewards.{term.name}: {rest}")
     return _MAX_READ
 
 

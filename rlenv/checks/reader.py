@@ -185,10 +185,8 @@ def _rows(subject: Subject, split: ReadSplit) -> str:
     different = len({_json(row, None) for row in rows})
     shown = sorted({index * (len(rows) - 1) // (most - 1) for index in range(most)})
     lines = [f"{index}: {cut_middle(_json(rows[index], None), _ROW)}" for index in shown]
-    columns = (
-        f"{name}: in {count} rows, {len({str(row.get(name)) for row in rows})} different"
-        for name, count in split.columns.items()
-    )
+    values = {name: len({str(row.get(name)) for row in rows}) for name in split.columns}
+    columns = [f"{name}: in {count} rows, {values[name]} different" for name, count in split.columns.items()]
     return "\n".join([f"## {split.name}: {len(rows)} rows, {different} different. " + "; ".join(columns), *lines])
 
 
@@ -227,10 +225,8 @@ def _played(subject: Subject) -> Iterator[str]:
         return
     if plays.unknown:
         yield f"Not measured, since a model or a program would have to be asked: {', '.join(sorted(plays.unknown))}"
-    for way, episodes in {
-        "the oracle, or the row's gold fed back (no proof that the gold is right)": plays.oracle,
-        **plays.ways,
-    }.items():
+    right = "the oracle, or the row's gold fed back (no proof that the gold is right)"
+    for way, episodes in {right: plays.oracle, **plays.ways}.items():
         earned = grouped((_earned(got), f"{split}/{row}") for (split, row), got in episodes.items())
         yield f"## {way}\n" + "\n".join(f"{', '.join(rows)}: {what}" for what, rows in earned.items())
     for (split, row), got in plays.oracle.items():

@@ -248,7 +248,7 @@ def has_gold(subject: Subject, term: Term) -> bool:
 
 def is_condition(subject: Subject, name: str) -> bool:
     """True for words that a text has to hold, and that nobody has to find: they are all that the prompt shows of a row,
-    each is asked for, or another term is paid as much, or decides on success."""
+    the prompt asks for them, or for each; or another term is paid as much, or decides on success."""
     spec, term = subject.loaded.spec, subject.loaded.spec.rewards[name]
     others = [one for one in spec.rewards.values() if kind_of("rewards", one).form != "all" and one is not term]
     is_asked = spec.success is None or name in subject.asked
@@ -256,6 +256,8 @@ def is_condition(subject: Subject, name: str) -> bool:
     is_beside = bool(others) and (is_lesser or not is_asked)
     shown = {column for _, text in prompt_texts(spec.prompt) for column in re.findall(r"\btask\.(\w+)", text)}
     is_given = bool(shown) and shown <= {*gold_columns(term)}
+    held = [found[1].lower() for one in demands(subject) for found in PATTERNS.to_hold.finditer(one)]
+    is_given |= any(word in text for text in held for word in (*gold_columns(term), *WORDS["held"]))
     return getattr(term, "rule", "") == "contains" and (getattr(term, "mode", "") == "all" or is_beside or is_given)
 
 

@@ -76,11 +76,8 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """The report as `rlenv validate --json` writes it."""
-        told = {
-            name: [fault.as_dict() for fault in found]
-            for name, found in (("faults", self.faults), ("warnings", self.warnings))
-        }
-        return {"files": self.files, **told, "not_checked": list(self.not_checked)}
+        faults, warnings = ([one.as_dict() for one in found] for found in (self.faults, self.warnings))
+        return {"files": self.files, "faults": faults, "warnings": warnings, "not_checked": list(self.not_checked)}
 
 
 def validate(
