@@ -137,7 +137,7 @@ def _is_heard(record: logging.LogRecord) -> bool:
     """False for what is logged while validation plays: what a tool raises there is said with its place."""
     raised = _raised.get()
     if raised is not None and record.exc_info and record.exc_info[1] is not None and record.args:
-        raised.setdefault(str(next(iter(record.args))), failure(record.exc_info[1]))
+        raised.setdefault(str(next(iter(record.args))).removeprefix("tool ").strip("'"), failure(record.exc_info[1]))
     if raised is not None and (place := getattr(record, "place", "")):
         raised.setdefault(place, record.getMessage().rpartition("}): ")[2])
     return raised is None
