@@ -38,6 +38,7 @@ from rlenv.tools.workspace.machine import MachineFailed, Names, RowTests, Verifi
 from rlenv.tools.workspace.resource import RESULTS, Workspace
 
 _MOST_LOST, _MOST_NAMED, _MOST_CHARS, _KEPT_CHARS = 4, 5, 100, 500
+_DEEPEST: Final = 100
 _MOST_AT_FIRST: Final = 4_096  # rows whose number over an untouched machine is kept
 _MOST_LOG, _KEPT_BYTES, _MOST_AT_ONCE = 16_000_000, 65_536, 65_536  # bytes of a log, and of what is read of it at once
 _BY_ROW: Final = ("command", "collect", "patch", "last", "tests", "keep", "exclude", "time_s")
@@ -224,8 +225,12 @@ def _objects(held: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
 
 def _junit(text: str) -> _Named:
     tests: list[tuple[str, bool]] = []
+    within: list[str] = []
 
     def start(tag: str, given: Mapping[str, str]) -> None:
+        within.append(tag)
+        if len(within) > _DEEPEST:  # of each the parser holds some hundred bytes
+            raise ValueError(f"a report has no {_DEEPEST} elements within each other")
         if tag == "testcase":
             tests.append((_dotted(f"{given.get('classname')}::{given.get('name')}"), True))
         elif tests and tag in ("failure", "error", "skipped") and given.get("type") != "pytest.xfail":
@@ -236,6 +241,7 @@ def _junit(text: str) -> _Named:
 
     parser = expat.ParserCreate()
     parser.StartElementHandler, parser.StartDoctypeDeclHandler = start, refuse
+    parser.EndElementHandler = lambda _: within.pop()
     with told_as(ValueError, "", expat.ExpatError):
         for piece in _pieces(text, ">"):
             parser.Parse(piece, False)

@@ -548,6 +548,7 @@ def test_no_text_makes_a_test_pass_that_is_told_otherwise(format: str, text: str
     [
         ("", "no element"),
         ("<a>", "no element"),
+        ("<a>" * 101, "within each other"),
         ("<!DOCTYPE a [<!ENTITY b 'c'>]><a>&b;</a>", "entities"),
         ("\0", "token"),
     ],
