@@ -95,9 +95,10 @@ def _listed(subject: Subject, term: Term, one: RenderedPrompts, pairs: Sequence[
         known = {text.lower() if is_folded else text for text in choices}
         meets = {gold.lower() for gold, _, _ in golds} & {text.lower() for text in choices}
         others = [(gold, f"{fixed_text(subject)} {user}") for gold, text, user in golds if text not in known]
-        lost = [gold for gold, text in others if words or not _is_told(gold, known, text)]
         held = {text for _, text, _ in golds} & known
+        lost = [gold for gold, text in others if words or (len(held) > 1 and not _is_told(gold, known, text))]
         is_most = len({*lost}) <= len(held) > 1 and 2 * len(lost) <= len(golds)
+        is_most &= not any(gold[:1].isdigit() for gold in lost)  # numbers of a text are no choices
         if lost and (is_most if not words else meets or PATTERNS.sure_choices.search(words)):
             shown = ", ".join(choices if words else sorted(held))
             near = did_you_mean(lost[0], choices, otherwise=f"the choices are: {shown}"[:100])
@@ -144,7 +145,8 @@ def _beyond(term: Term, one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) 
             held = one.split.rows[index].get(column)
             if isinstance(held, (list, Mapping)) and 1 < len(held) <= place and gold not in map(str, held):
                 lost.append((index, gold, f"task.{column} has {len(held)}"))
-    if lost and 2 * len({index for index, _, _ in lost}) <= len(pairs):
+    few = 2 * len({index for index, _, _ in lost}) <= len(pairs)
+    if lost and (few or lost[0][2].startswith("it shows")):  # what is shown is surely meant
         yield f"the gold value of row {lost[0][0] + 1} is {lost[0][1]!r}, and {lost[0][2]}", "mend the row"
 
 

@@ -271,7 +271,9 @@ def _folded(text: str, gold: str | None, row: Mapping[str, Any]) -> tuple[str, s
 
 
 def _plain(value: Any) -> str:
-    return " ".join(PATTERNS.signs.sub("", str(value)).lower().split())
+    # What mixes letters with digits, such as a formula, may mean another thing by its case.
+    text = re.sub(r"\b[^\W\d]+\b", lambda found: found[0].lower(), PATTERNS.signs.sub("", str(value)))
+    return " ".join(text.split())
 
 
 def _counts(subject: Subject) -> Iterator[Finding]:
@@ -302,7 +304,7 @@ def _compared(subject: Subject) -> Iterator[Finding]:
         column = re.findall(r"\btask\.(\w+)", condition)[0]
         values = {value for row in rows if isinstance(value := row.get(column), str)}
         for literal in re.findall(r"[\"']([^\"']*\w[^\"']*)[\"']", condition) if values else ():
-            near = [value for value in values if _plain(value) == _plain(literal)]
+            near = [value for value in values if _plain(value.lower()) == _plain(literal.lower())]
             is_idle = path[-1] in ("when", "gate") and "!=" in condition and not PATTERNS.no_gold.fullmatch(literal)
             if literal not in values and (near or is_idle):
                 known = f"task.{column} is {', '.join(sorted(values)[:5])}"[:100]
@@ -353,7 +355,8 @@ def odd_ids(subject: Subject) -> Iterator[Finding]:
     for (table, keys), split in itertools.product(groups, subject.splits.values()):
         for column in sorted(split.columns):
             given = [(index, row.get(column)) for index, row in enumerate(split.rows)]
-            named = [(index, text) for index, value in given for text in _named(value)]
+            asked = [not any(PATTERNS.refused.fullmatch(str(one)) for one in row.values()) for row in split.rows]
+            named = [(index, text) for index, value in given if asked[index] for text in _named(value)]
             lost, held = [pair for pair in named if pair[1] not in keys], keys.intersection(text for _, text in named)
             # What looks like a code names nothing else; of other words the column says it.
             is_code = all(map(PATTERNS.code_of_row.fullmatch, [*held, *(text for _, text in lost)]))

@@ -73,6 +73,7 @@ RELATIONS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
         [asks(*SPELT, test=[("what is the plural of ox", "oxen"), ("What is the plural of goose?", "geese")])],
         [asks(*SPELT, test=[("What is the plural of box?", "boxes"), ("What is the plural of goose?", "geese")]),
          asks(("Swap the case of aBc", "AbC"), ("Of x", "X"), test=[("Swap the case of AbC", "aBc"), ("Of y", "Y")]),
+         asks(("Rings of c1ccccc1?", "1"), ("Of CC?", "0"), test=[("Rings of C1CCCCC1?", "1"), ("Of CCC?", "0")]),
          asks(("What is 2 - 3?", "-1"), ("What is 1?", "1"), test=[("What is 2 * 3?", "6"), ("What is 4?", "4")])],
     ),
     "odd-column": (
@@ -91,6 +92,7 @@ RELATIONS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
          {**rows(level=[2, 3, 1, 2, 1, 4], **SUMS), **system("Give the mean.", "{{ task.readings | join(' ') }}")},
          {**rows(page=["N-1", "N-2", "N-3", "N-4"]), **search(*NOTES)},
          {**rows(page=["N-1", "none", None, "N-4"]), **search(*NOTES)},
+         {**rows(page=["N-1", "N-2", "N-3", "N-9"], found=["yes", "yes", "yes", "not found"]), **search(*NOTES)},
          {**rows(kin=["Birds 1", "Birds 2", "Birds 3", "fish"]), **search(*NOTES)},
          {**rows(order_id=[1, 2, 3, 3]), **database("Look first.")},
          {**rows(), **search(*BODIES, title="heading", text="body")},
@@ -135,6 +137,9 @@ RELATIONS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
           "rewards": {"right": {"kind": "rule", "rule": "numeric_match", "expect": "{{ task.way_km }}"}}}],
         [{**asks(*ROUTED), **system("Answer with exactly one of: billing, technical, other"), **FOLDED},
          {**asks(*TEAMS), **system("Teams are such as billing, technical, other.")},
+         {**asks(*TEAMS), **system("Teams include billing, technical and other.")},
+         {**asks(*TEAMS), **system("Common teams are billing, technical and other.")},
+         {**asks(("a?", "2"), ("b?", "5"), ("c?", "9")), **system("A die has the sides 1, 2, 3, 4, 5 and 6.")},
          {**asks(*TEAMS), **system("The teams are billing, technical and other. If it is a fault, say tech.")},
          {**asks(("The crew took the red boat.", "boat"), ("A car and a bike.", "bike"), ("A car?", "car")),
           **system("Name what it is about: car, bike, plane.")},
@@ -198,5 +203,6 @@ def test_a_relation_is_said_where_it_is_broken_and_there_alone(
     report = validate([tmp_path / "env.yaml"])
     said = {one.code: one for one in report.warnings}
     assert [str(one) for one in report.faults] == []
+    assert "check-failed" not in said
     assert (code in said) is is_odd, [str(one) for one in report.warnings]
     assert not is_odd or said[code].hint
