@@ -23,8 +23,10 @@ _LOG_EVERY_S = 1.0
 _OF_MACHINES = "ENOSPC EDQUOT EMFILE ENFILE ENOMEM ESTALE EROFS EBADF ENOTCONN ENOBUFS ENETDOWN ENETRESET ENETUNREACH "
 _OF_MACHINES += "EHOSTDOWN EHOSTUNREACH EADDRINUSE EADDRNOTAVAIL"
 _NO_FILE = {None, *(getattr(errno, name, None) for name in _OF_MACHINES.split())}
-_OF_DATABASES = {"OperationalError", "InterfaceError", "InternalError"}  # PEP 249: what no statement fails by
-_OF_STATEMENTS = {1, 18, 19, 20, 25}  # SQLite's ERROR, such as no such table, TOOBIG, CONSTRAINT, MISMATCH and RANGE
+_OF_DATABASES = {"OperationalError", "InterfaceError", "InternalError"}  # PEP 249: what no statement fails by, but
+_OF_LEFT = {"TransactionException", "InFailedSqlTransaction"}  # a transaction that a statement has broken
+# SQLite's ERROR, such as no such table, CORRUPT, as a schema that is written over, TOOBIG, CONSTRAINT, MISMATCH, RANGE
+_OF_STATEMENTS = {1, 11, 18, 19, 20, 25}
 _MEND = "check the file's content"
 _GUARD = "put what runs as a script under: if __name__ == '__main__':"
 
@@ -89,8 +91,9 @@ def is_outage(error: BaseException | None) -> bool:
     if (code := getattr(error, "sqlite_errorcode", None)) is not None:
         return code & 0xFF not in _OF_STATEMENTS
     if type(error).__module__ == "sqlite3":
-        return "binding" not in str(error)  # closed, or opened in another thread
-    return any(one.__name__ in _OF_DATABASES for one in type(error).__mro__)
+        return str(error).startswith(("Cannot operate", "SQLite objects"))  # closed, or opened in another thread
+    names = {one.__name__ for one in type(error).__mro__}
+    return not names.isdisjoint(_OF_DATABASES) and names.isdisjoint(_OF_LEFT)
 
 
 @dataclass(slots=True, eq=False)

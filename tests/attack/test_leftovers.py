@@ -66,8 +66,10 @@ class Desk:
 
     ask = staticmethod(functools.partial(urllib.request.urlopen, "http://127.0.0.1:9", timeout=1))
     line = socket.socket()
-    closed, rows = (sqlite3.connect(":memory:", check_same_thread=False) for _ in range(2))
+    closed, rows, spoilt = (sqlite3.connect(":memory:", check_same_thread=False) for _ in range(3))
     closed.close()
+    spoilt.executescript("""CREATE TABLE orders (points); PRAGMA writable_schema = ON;
+        UPDATE sqlite_master SET sql = 'gone'; PRAGMA writable_schema = RESET""")
 
     @property
     def lost(self):
@@ -184,6 +186,8 @@ def test_a_number_that_cannot_be_read_of_what_is_left_is_worth_nothing(read: str
         "resources.desk.rows.execute('SELECT points FROM orders').fetchone()[0]",
         "resources.desk.rows.execute('SELECT 1 WHERE 0').fetchone()[0]",
         "resources.desk.rows.execute('SELECT ?', [resources.desk.left]).fetchone()[0]",
+        "resources.desk.rows.execute('SELECT CAST(x\\'ff\\' AS TEXT)').fetchone()[0]",
+        "resources.desk.spoilt.execute('SELECT points FROM orders').fetchone()[0]",
     ],
 )
 def test_an_array_without_numbers_and_a_table_that_is_not_there_are_worth_nothing(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlenv.errors import UsageError
-from rlenv.language.functions import check_positional, failure, import_function, named_parameters
+from rlenv.language.functions import check_positional, failure, import_function, is_outage, named_parameters
 
 
 @pytest.fixture
@@ -165,3 +165,17 @@ class _Unsigned:
 def test_an_exception_is_one_short_line() -> None:
     assert failure(ValueError("x" * 9_999)).endswith("…")
     assert failure(KeyError()) == "KeyError"
+
+
+def test_a_transaction_that_a_statement_has_broken_is_no_outage_and_a_connection_that_is_closed_is() -> None:
+    duckdb = pytest.importorskip("duckdb")
+    connection = duckdb.connect()
+    connection.execute("BEGIN")
+    with pytest.raises(duckdb.ConversionException):
+        connection.execute("SELECT 'x'::INT")
+    with pytest.raises(duckdb.TransactionException) as broken:
+        connection.execute("SELECT 1")
+    connection.close()
+    with pytest.raises(duckdb.ConnectionException) as closed:
+        connection.execute("SELECT 1")
+    assert (is_outage(broken.value), is_outage(closed.value)) == (False, True)
