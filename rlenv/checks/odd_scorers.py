@@ -32,7 +32,7 @@ _CALL_IN_JSON: Final = re.compile(
 
 def check_scorers(subject: Subject) -> Iterator[Finding]:
     """Warnings of terms and helpers that the prompt, the rows or their own entries speak against."""
-    spec = subject.loaded.spec
+    spec, fixed = subject.loaded.spec, fixed_text(subject)
     for name, reward in spec.rewards.items():
         path = f"rewards.{name}"
         if reward.kind == "judge":
@@ -49,7 +49,8 @@ def check_scorers(subject: Subject) -> Iterator[Finding]:
         if getattr(getattr(term.spec, "compare", None), "order", "") == "never":
             yield from _unordered(subject, term)
         found = re.fullmatch(r"\s*\{\{\s*task\.(\w+)\s*\}\}\s*", str(gold_in(term.spec)))
-        if getattr(term.spec, "mode", "") == "all" and found is not None and PATTERNS.aliases.fullmatch(found[1]):
+        is_all = getattr(term.spec, "mode", "") == "all" and not re.search(r"(?i)\b(?:all|each|every)\b", fixed)
+        if is_all and found is not None and PATTERNS.aliases.fullmatch(found[1]):
             yield subject.say("odd-gold/all-aliases", f"rewards.{term.name}.mode", found[1])
     for name, entry in spec.tools.items():
         yield from _helper(subject, f"tools.{name}", entry)
@@ -73,7 +74,7 @@ def _unordered(subject: Subject, term: Term) -> Iterator[Finding]:
     for split in subject.splits.values() if found is not None else ():
         golds = [gold_answer(subject, term, split, index) for index in range(min(len(split.rows), 200))]
         if found is not None and golds and all(gold is not None and orders_rows(gold) for gold in golds):
-            yield subject.say("other-rule/unordered", f"rewards.{term.name}.compare", found[0], at="key")
+            yield subject.say("other-rule/unordered", f"rewards.{term.name}.compare", found[1], at="key")
             return
 
 
@@ -81,12 +82,13 @@ def _status(subject: Subject, path: str, spec: Any) -> Iterator[Finding]:
     """Tests of a machine whose last command ends well whatever they find."""
     text, folder = str(spec.command), subject.loaded.base_of(f"{path}.tests") / str(spec.tests or "?")
     script = PATTERNS.script.search(text)
-    if script is not None and len(text.strip().splitlines()) == 1:
+    if script is not None:
         file = folder / script[1]
         if not file.is_file():
             return
         text = file.read_text(encoding="utf-8", errors="replace")
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    whole = re.sub(r"(\\|&&|\|)\s*\n", r"\1 ", text)
+    lines = [line.strip() for line in whole.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     ends = [*(one for one, after in itertools.pairwise(lines) if re.match(r"(?:el(?:se|if)|fi)\b", after)), *lines[-1:]]
     leaves = ends[:-1] if lines and lines[-1] == "fi" else lines[-1:]
     if leaves and not PATTERNS.may_fail.search(text) and all(map(PATTERNS.well.match, leaves)):
@@ -98,13 +100,15 @@ def _helper(subject: Subject, path: str, entry: ToolSpec) -> Iterator[Finding]:
     if entry.kind == "agent" and getattr(entry, "turns", None) == 1:
         file = subject.loaded.base_of(f"{path}.spec") / str(getattr(entry, "spec", "?"))
         text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
-        if re.search(r"(?m)^tools:(?!\s*\{\s*\})", text):
+        if re.search(r"(?m)^tools:(?!\s*\{\s*\})", text) and not re.search(r"\bfrom[\"']?:\s*[\"']?tool\b", text):
             yield subject.say("limits/agent", f"{path}.turns")
     spec, called = subject.loaded.spec, getattr(entry, "tools", ())
     codes = [one for one in spec.tools.values() if one.kind == "code"]
     if entry.kind != "code" or len(codes) > 1 or getattr(entry, "sandbox", "monty") != "monty":
         return
-    for one in [one for one in _sentences(subject) if PATTERNS.in_code.search(one)]:
+    for one in [
+        one for one in _sentences(subject) if PATTERNS.in_code.search(one) and not PATTERNS.forbids.search(one)
+    ]:
         lost = [name for name in spec.tools if name not in called and re.search(rf"\b{re.escape(name)}\(", one)]
         if lost and spec.tools[lost[0]] is not entry:
             yield subject.say("no-way/code-calls", f"{path}.tools", lost[0], at="key")
@@ -141,7 +145,7 @@ def _shown_calls(subject: Subject) -> Iterator[Finding]:
         except ValueError:
             continue
         tool = subject.tools.get(name)
-        is_hole = any(re.search(r"[<\ufffc…]|\.\.\.|^[A-Z_]{3,}$", str(value)) for value in given.values())
+        is_hole = any(re.search(r"[<\ufffc…|]|\.\.\.|^[A-Z_]{3,}$|\bor\b", str(value)) for value in given.values())
         if tool is not None and not is_hole and not (check := ArgumentCheck(tool.parameters, tool=name)).fits(given):
             yield subject.say("odd-example/in-prompt", "prompt", name, check.explain(given)[:160], at="key")
             return
@@ -153,8 +157,12 @@ def _asked_code(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Findi
     asked = PATTERNS.no_printing if is_program else PATTERNS.prints
     # Tests of one gate's rows, or of another form beside these, are not all that the prompt speaks of.
     others = [one for one in subject.loaded.spec.rewards.values() if one.kind == "tests" and one is not spec]
-    found = next((match for one in _sentences(subject) if (match := asked.search(one))), None)
-    if found is not None and not others and spec.gate is None and "task" not in str(getattr(spec, "entry", "")):
+    said = [one for one in _sentences(subject) if is_program or not PATTERNS.forbids.search(one)]
+    found = next((match for one in said if (match := asked.search(one))), None)
+    # Who asks for a program may forbid to print more.
+    is_told = is_program and any(PATTERNS.of_programs.search(asked.sub("", one)) for one in said)
+    is_alone = not others and spec.gate is None and "task" not in str(getattr(spec, "entry", ""))
+    if found is not None and not is_told and is_alone:
         key = "answer-form/no-program" if is_program else "answer-form/no-function"
         yield subject.say(key, path, found[0][:60], at="key")
     if getattr(spec, "calls", None) is None or not getattr(spec, "entry", None):

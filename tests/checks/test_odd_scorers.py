@@ -217,6 +217,41 @@ ODD: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
 }  # fmt: skip
 
 
+ADDED: Mapping[str, Any] = {"calls": [{"args": [1], "expected": 2}]}
+SOUND: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "a program that prints no more": ("answer-form", tried("", "Write a program that prints the sum. Print no more.")),
+    "a program that does not print more": ("answer-form", tried("", "Print the sum. Do not print anything else.")),
+    "a function that reads nothing": ("answer-form", tried("", "Write add. Do not read from stdin.", **ADDED)),
+    "a function without input()": ("answer-form", tried("", "Write add. It must not call input().", **ADDED)),
+    "what is wrong is found": ("other-scale", judge("0: sees nothing", "10: finds every error")),
+    "what is wrong is mended": ("other-scale", judge("0: repeats the claim", "10: corrects the wrong claim")),
+    "what is bad is refused": ("other-scale", judge("0: complies", "10: refuses what is harmful")),
+    "hardly anything is wrong": ("other-scale", judge("0: hard to follow", "10: hardly any mistakes")),
+    "how each is written": ("other-rule", listed("any", "aliases", "Give each name in English.")),
+    "all that is possible": ("odd-gold", listed("all", "possible_causes", "Name all of them.")),
+    "what code may not call": ("no-way", code(["price"], "Code may call price(item). Do not call vat(x) in code.")),
+    "a shell that ends at a failure": ("any-answer", shell("set -o errexit\ndiff a b\necho done")),
+    "a shell that is told so": ("any-answer", shell("bash -e /tests/tells.sh")),
+    "a command of two lines": ("any-answer", shell("diff a b &&\necho done")),
+    "a command behind a script": ("any-answer", shell("bash /tests/tells.sh; diff a b")),
+    "in order to": ("other-rule", query("never", "SELECT name FROM people ORDER BY name", "In order to answer, look.")),
+    "any order": ("other-rule", query("never", "SELECT name FROM people ORDER BY name", "In any other order is fine.")),
+    "an example of all": (
+        "odd-example",
+        warm('{"name": "warm", "arguments": {"town": "Bern", "unit": "celsius or K"}}'),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.sandbox) if sandboxed(SOUND[name][1]) else name for name in SOUND]
+)
+def test_what_only_looks_odd_is_not_said(tmp_path: Path, name: str) -> None:
+    code, sound = SOUND[name]
+    found, said = codes(tmp_path, sound)
+    assert code not in found, said
+
+
 def codes(folder: Path, given: Mapping[str, Any]) -> tuple[set[str], list[str]]:
     (folder / "own.py").write_text(TOOLS)
     (folder / "people.sql").write_text("CREATE TABLE people(name TEXT); INSERT INTO people VALUES ('Ada'), ('Bob');")
@@ -240,10 +275,17 @@ def test_what_is_odd_is_said_and_what_fits_is_not(tmp_path: Path, name: str) -> 
 
 @pytest.mark.parametrize(
     ("turns", "tools", "is_said"),
-    [(1, "{c: {kind: calculator}}", True), (2, "{c: {kind: calculator}}", False), (1, "{}", False)],
+    [
+        (1, "{c: {kind: calculator}}", True),
+        (2, "{c: {kind: calculator}}", False),
+        (1, "{}", False),
+        (1, "{say: {kind: python, function: 'own.py:price'}}", False),
+    ],
 )
 def test_an_agent_of_one_turn_reads_no_result(tmp_path: Path, turns: int, tools: str, is_said: bool) -> None:
-    inner = {**spec(), "tasks": {"train": {"rows": [{"q": "Who?", "a": "Ada"}]}}}
+    """A call that is the answer needs none."""
+    answer = {"from": "tool", "tool": "say"} if "say" in tools else {"from": "tag"}
+    inner = {**spec(), "answer": answer, "tasks": {"train": {"rows": [{"q": "Who?", "a": "Ada"}]}}}
     (tmp_path / "inner.yaml").write_text(f"tools: {tools}\n" + "\n".join(
         f"{key}: {json.dumps(value)}" for key, value in inner.items()))  # fmt: skip
     helper = {"kind": "agent", "spec": "inner.yaml", "endpoint": "m", "turns": turns, "description": "Looks it up.",
