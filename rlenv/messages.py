@@ -82,6 +82,11 @@ class ParsedAction:
     leniencies: tuple[str, ...] = ()
     content_at: tuple[tuple[int, int], ...] = field(default=(), compare=False, metadata=UNRECORDED)
 
+    @property
+    def said(self) -> Message:
+        """The assistant's message, as it was read."""
+        return Message("assistant", self.content, self.calls, thinking=self.thinking)
+
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:

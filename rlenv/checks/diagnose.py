@@ -18,10 +18,9 @@ from rlenv.errors import MissingVariable, RlenvError, SpecError, UsageError
 from rlenv.language import kinds as registry
 from rlenv.language.loader import LoadedSpec, load_spec
 from rlenv.language.requirements import Requirement, address, variable
-from rlenv.messages import Message
 from rlenv.secrets import leave_open, names_in, redact, resolve
 from rlenv.tokens.check import CheckReport, check
-from rlenv.tokens.dialogues import Dialogue, PlayedTurn
+from rlenv.tokens.dialogues import Dialogue, PlayedTurn, Thinks
 from rlenv.tokens.encoder import TokenEncoder
 from rlenv.tokens.verdict import Prompts, Verdict, opened_prompts, verdict_of
 from rlenv.trajectory import Trajectory
@@ -171,8 +170,7 @@ def _played(environment: Environment) -> Iterator[Dialogue]:
         for turn in trajectory.turns:
             if turn.observation is None or not turn.observation.messages:
                 break
-            parsed = turn.parsed
-            said = Message("assistant", parsed.content, parsed.calls, thinking=parsed.thinking)
-            turns.append(PlayedTurn(said, turn.observation.messages, "some" if parsed.thinking else "none"))
+            thinks: Thinks = "some" if turn.parsed.thinking else "none"
+            turns.append(PlayedTurn(turn.parsed.said, turn.observation.messages, thinks))
         schemas = tuple(map(dict, environment.toolsets.of(trajectory.task).schemas))
         yield Dialogue(trajectory.messages, schemas, tuple(turns))

@@ -12,7 +12,7 @@ from rlenv.episodes.environment import Environment
 from rlenv.episodes.episode import Episode
 from rlenv.episodes.rollout import context_of, together
 from rlenv.errors import EpisodeError, PolicyError, RlenvError, UnsupportedTemplate
-from rlenv.messages import Message, ParsedAction
+from rlenv.messages import Message
 from rlenv.policies.scripted import OraclePolicy
 from rlenv.rewards.scorer import Scorer
 from rlenv.tokens import TokenEncoder
@@ -254,7 +254,7 @@ async def _played(episode: Episode, encoder: TokenEncoder, oracle: OraclePolicy,
         step = await episode.step(text)
         if step.is_last:
             break
-        await rows.add_observation_async(step.observation, said=_said(episode.turns[-1].parsed))
+        await rows.add_observation_async(step.observation, said=episode.turns[-1].parsed.said)
         messages += [Message("assistant", text), *step.observation.messages]
     if episode.failure is not None:
         raise PolicyError(episode.failure.message)
@@ -262,7 +262,3 @@ async def _played(episode: Episode, encoder: TokenEncoder, oracle: OraclePolicy,
     several = lengths if len(lengths) > 1 else ()
     limit = episode.limits.response_tokens
     return TaskLengths(episode.task_index, lengths[0][0], len(rows), turn, turns, calls, several, limit=limit)
-
-
-def _said(parsed: ParsedAction) -> Message:
-    return Message("assistant", parsed.content, parsed.calls, thinking=parsed.thinking)

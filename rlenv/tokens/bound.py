@@ -91,7 +91,7 @@ def said_of(text: str, parsed: ParsedAction, *, thinking: Sequence[tuple[str, st
     text behind the thinking is the content then, as it is with such a server.
     """
     if all(isinstance(call, ToolCall) for call in parsed.calls):
-        return Message("assistant", parsed.content, parsed.calls, thinking=parsed.thinking)
+        return parsed.said
     if parsed.thinking:
         for _, close in thinking:
             text = text.partition(close)[2] or text

@@ -136,19 +136,16 @@ def check(
     ends = ", ".join(f"{encoder.decode([number])} (id {number})" for number in encoder.stop_token_ids)
     findings = [TokenCheck("binds", "ok", 1, f"a turn ends with {ends}")]
     findings.append(_ends(encoder))
-    given = list(real)
     if encoder.same_turn is None:
-        replay = Replay(encoder)
-        findings.append(
-            _compared(replay, "kinds of dialogues", situations(with_tools=with_tools, with_users=with_users))
-        )
+        played = {"kinds of dialogues": situations(with_tools=with_tools, with_users=with_users)}
         if with_tools:
-            made = generate(dialogues, seed=seed)
-            findings.append(_compared(replay, "generated dialogues", made))
-            more = generate(max(dialogues // 4, 1), seed=seed, thinks=True, with_users=with_users)
-            findings.append(_compared(replay, "dialogues with thinking", more))
-        if given:
-            findings.append(_compared(replay, "dialogues of the environment", given))
+            played["generated dialogues"] = generate(dialogues, seed=seed)
+            thinking = generate(max(dialogues // 4, 1), seed=seed, thinks=True, with_users=with_users)
+            played["dialogues with thinking"] = thinking
+        if given := list(real):
+            played["dialogues of the environment"] = iter(given)
+        replay = Replay(encoder)
+        findings += [_compared(replay, kind, made) for kind, made in played.items()]
         if with_tools:
             findings += [_hostile_results(encoder), _closing(encoder, "tool")]
         if with_users:
@@ -356,9 +353,7 @@ def explain(encoder: TokenEncoder, trajectory: Trajectory, *, tools: Sequence[Ma
                 assumed.add(turn.index)
             rows.add_sampled([*encoder.encode_text(turn.action), *([encoder.stop_id] if has_end else [])])
         if turn.observation is not None and turn.observation.messages:
-            parsed = turn.parsed
-            said = Message("assistant", parsed.content, parsed.calls, thinking=parsed.thinking)
-            rows.add_observation(turn.observation, said=said)
+            rows.add_observation(turn.observation, said=turn.parsed.said)
     return Explained(tuple(_pieces(rows, assumed)), tuple(anew), tuple(others), tuple(rows.differences))
 
 

@@ -162,7 +162,7 @@ class Reader:
     def blocks(self, text: str, *, is_open: bool) -> str:
         """The kind of thinking that the text before a turn's own words holds, behind a prompt that opens a block."""
         opens = any(open and open in text for open, _ in self.thinking)
-        if any(close and close in text for _, close in self.thinking):
+        if self.closes(text):
             is_closed = not opens and not is_open and any(close in text for _, close in self.paired)
             return "closed" if is_closed else "empty"
         return "some" if opens else "none"
