@@ -276,10 +276,10 @@ def _corpus(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Finding]:
     each = [all_golds(subject, term, split)[:200] for split in subject.splits.values()] if term is not None else []
     golds = [*itertools.chain.from_iterable(each)]
     made_of = re.findall(r"\btask\.(\w+)", str(gold_in(term.spec))) if term is not None else []
-    parts = [*golds, *(row.get(column) or None for _, row in subject.each(200) for column in made_of)]
+    parts = [*golds[:50], *{str(row.get(column)) for _, row in subject.each(20) for column in made_of}]
     # A number may be counted, and what another tool knows need not stand here.
     is_sought = is_whole and len(subject.tools) == 1 and all(gold and re.search(r"[^\W\d]", gold) for gold in golds)
-    if is_sought and len({*golds}) > 2 and not any(str(one).lower() in texts for one in parts):
+    if is_sought and len({*golds}) > 2 and not any(str(one).lower() in texts for one in {*parts}):
         yield subject.say("empty-search/golds", path, len(golds), golds[0], at="key")
     for key in ("id", "title", "text"):
         column, place = getattr(fields, key, key), f"{path}.columns.{key}"

@@ -266,8 +266,9 @@ def _twice(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Findi
 
 def _folded(text: str, gold: str | None, row: Mapping[str, Any]) -> tuple[str, str]:
     """A prompt without case, white space and the signs of sentences, and its gold value; else what the row holds."""
-    rest = [_plain(value) for key, value in row.items() if not PATTERNS.name_of_row.fullmatch(str(key))]
-    return _plain(text), str(rest) if gold is None else gold.strip()
+    rest = row.items() if gold is None else ()
+    plain = [_plain(value) for key, value in rest if not PATTERNS.name_of_row.fullmatch(str(key))]
+    return _plain(text), str(plain) if gold is None else gold.strip()
 
 
 def _plain(value: Any) -> str:
@@ -353,10 +354,9 @@ def odd_ids(subject: Subject) -> Iterator[Finding]:
     groups = [("", set[str]().union(*corpora))] if corpora and all(corpora) else []
     groups += subject.once("keys", list[tuple[str, set[str]]])
     for (table, keys), split in itertools.product(groups, subject.splits.values()):
+        rows = [(index, row) for index, row in enumerate(split.rows) if not PATTERNS.refused.search(repr(row))]
         for column in sorted(split.columns):
-            given = [(index, row.get(column)) for index, row in enumerate(split.rows)]
-            asked = [not any(PATTERNS.refused.fullmatch(str(one)) for one in row.values()) for row in split.rows]
-            named = [(index, text) for index, value in given if asked[index] for text in _named(value)]
+            named = [(index, text) for index, row in rows for text in _named(row.get(column))]
             lost, held = [pair for pair in named if pair[1] not in keys], keys.intersection(text for _, text in named)
             # What looks like a code names nothing else; of other words the column says it.
             is_code = all(map(PATTERNS.code_of_row.fullmatch, [*held, *(text for _, text in lost)]))
