@@ -337,9 +337,8 @@ def _compiled(source: str) -> Template:
     try:
         tree = _environment.parse(source)
         for other in tree.find_all(_OTHER_FILES):
-            raise TemplateError(
-                "a template reads no other file; write the whole text in one: {file: NAME}", line=other.lineno
-            )
+            said = "a template reads no other file; write the whole text in one: {file: NAME}"
+            raise TemplateError(said, line=other.lineno)
         compiled = _environment.from_string(source)
         single = _SINGLE.fullmatch(source)
         value = _environment.compile_expression(single[1], undefined_to_none=False) if single else None
@@ -400,19 +399,24 @@ def compile_written(source: str, write: Callable[[Any], str]) -> Callable[..., s
     compile_template(source)
     tree = _environment.parse(source)
     for output in tree.find_all(nodes.Output):
-        for index, node in enumerate(output.nodes):
-            if not isinstance(node, nodes.TemplateData) and meta.find_undeclared_variables(_tree([node])) - {"vars"}:
-                output.nodes[index] = nodes.Call(nodes.Name("_write", "load"), [node], [], None, None)
+        output.nodes = [_written(node) for node in output.nodes]
     render = _rendering(tree)
     return lambda **values: _called(render, {**values, "_write": write})
 
 
-def as_template(source: str) -> Template:
-    """The template of an expression, which may stand in braces or without.
+def _written(node: Any) -> Any:
+    """`node` as `compile_written` writes it: parts that are joined or chosen from each by itself."""
+    if isinstance(node, nodes.Concat):
+        node.nodes = [_written(part) for part in node.nodes]
+    elif isinstance(node, nodes.CondExpr):
+        node.expr1, node.expr2 = _written(node.expr1), node.expr2 and _written(node.expr2)
+    elif not isinstance(node, nodes.TemplateData) and meta.find_undeclared_variables(_tree([node])) - {"vars"}:
+        return nodes.Call(nodes.Name("_write", "load"), [node], [], None, None)
+    return node
 
-    Raises:
-        TemplateError: a syntax error.
-    """
+
+def as_template(source: str) -> Template:
+    """The template of an expression, which may stand in braces or without; raises TemplateError for a syntax error."""
     return compile_template(braced(source))
 
 
@@ -422,14 +426,8 @@ def braced(source: str) -> str:
 
 
 def compile_value(value: Any) -> Callable[..., Any]:
-    """Compiles a JSON-like value in which every string is a template; calling the result gives the filled value.
-
-    Raises:
-        TemplateError: a syntax error in one of the strings.
-    """
-    if isinstance(value, str):
-        if "{" not in value:
-            return lambda **_: value
+    """What fills a JSON-like value in which every string is a template; raises TemplateError for a syntax error."""
+    if isinstance(value, str) and "{" in value:
         return compile_template(value).value
     if isinstance(value, Mapping):
         parts = {key: compile_value(item) for key, item in value.items()}
