@@ -453,6 +453,9 @@ def test_a_template_that_changes_an_answer_takes_no_very_long_one(length: int, v
     for template in ("{{ answer | upper | length > 0 }}", "{{ answer.split(',') | map('trim') | list | length }}"):
         assert measure("value", reward_context(answer="x" * length), value=template).value == value
     assert measure("value", reward_context(answer="0" * (length - 1) + "1"), value="{{ answer }}").value == 0
+    # What a length costs is not to be had for less by a very long answer.
+    for template, found in (("{{ answer | length }}", length), ("{{ 1 - (answer|count) / 2 }}", 1 - length / 2)):
+        assert measure("value", reward_context(answer="x" * length), value=template, weight=-1).value == found
 
 
 def test_an_answer_that_a_value_cannot_be_made_of_is_worth_nothing() -> None:
