@@ -96,6 +96,8 @@ def _event(held: Any, where: str) -> Event:
         kind, found = type(_DEFAULTS[name]), type(value)
         if _DEFAULTS[name] is not None and found is not kind and not (kind is float and found is int):
             raise UsageError(f"{where}: {name} is {found.__name__}, not {kind.__name__}")
+    if not held.get("outcome", "ok"):  # else a replay would ask
+        raise UsageError(f"{where}: this event has no outcome", hint="without it, the others can be read")
     return Event(**{**_DEFAULTS, **held})
 
 

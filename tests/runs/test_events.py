@@ -78,6 +78,7 @@ def test_an_answer_that_is_no_json_is_kept_as_json_can_hold_it(answer: object, k
         ([1], "here: this is no event"),
         ([{"ordinal": "1"}], "here: ordinal is str, not int"),
         ([{"is_shared": 1}], "here: is_shared is int, not bool"),
+        ([{"outcome": ""}], "here: this event has no outcome"),
         ([{"depth": 1}], "here: this version knows no depth of an event; read it with the version"),
     ],
 )
