@@ -48,8 +48,8 @@ def spec(rows: Any = ASKED, *, system: str = TAGGED, user: str = "{{ task.q }}",
 
 
 def sandboxed(given: Mapping[str, Any]) -> bool:
-    """`kind: tests` runs in bubblewrap, which a spec needs to be checked."""
-    return any(one.get("kind") == "tests" for one in given["rewards"].values())
+    """`kind: tests` and machines run in bubblewrap, which a spec needs to be checked."""
+    return any(one.get("kind") in ("tests", "workspace") for one in given["rewards"].values())
 
 
 def group(gate: str | None, of: str = "right") -> Mapping[str, Any]:
@@ -304,6 +304,7 @@ def test_replies_fit_into_the_turns_that_are_left_to_them(tmp_path: Path) -> Non
         assert any("are never said" in one for one in codes(tmp_path, given)[1]) is is_said, (asks, turns)
 
 
+@pytest.mark.sandbox
 def test_what_is_written_is_read_where_it_was_written(tmp_path: Path) -> None:
     system = "In /app/members.csv are names. Write those from Bern to\n/app/chosen.csv."
     given = dict(shell("diff /app/result.csv /tests/gold.csv"))
@@ -312,6 +313,7 @@ def test_what_is_written_is_read_where_it_was_written(tmp_path: Path) -> None:
     assert "names /app/chosen.csv, and the tests read /app/result.csv" in said
 
 
+@pytest.mark.sandbox
 def test_what_is_to_be_kept_is_kept_beside_what_is_kept_already(tmp_path: Path) -> None:
     given = dict(shell("diff /app/notes/a.txt /tests/gold.txt"))
     given["rewards"] = {"right": {**given["rewards"]["right"], "keep": ["/app/etc"]}}
