@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from functools import cache, wraps
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
@@ -86,6 +86,39 @@ def size(value: Any, limit: int) -> int:
         else:
             total += 64
     return total
+
+
+_MOST_CHANGED: Final = 65_536
+_MOST_DUMPED: Final = 1_000_000
+_OF_ANY_LENGTH: Final = frozenset("length count first last default d truncate attr items".split())
+_DUMPING: Final = frozenset("tojson string pprint xmlattr join urlencode".split())
+_QUICK_METHODS: Final = frozenset("startswith endswith find rfind index rindex count encode".split())
+
+
+def bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter of Jinja that refuses what takes it long: a microsecond a character, or an item, on the event loop.
+
+    A text or a list of more than 65,536 is too long, and what is written as a whole more than 1,000,000 characters.
+    """
+    if name in _OF_ANY_LENGTH:
+        return function
+    at = hasattr(function, "jinja_pass_arg")  # Jinja hands it a context or an environment first
+
+    @wraps(function)
+    def filtered(*args: Any, **kwargs: Any) -> Any:
+        refuse_long(value := args[at])
+        if name in _DUMPING and size(value, _MOST_DUMPED) > _MOST_DUMPED:
+            raise OverflowError(f"{name}: longer than the {_MOST_DUMPED:,} characters that it writes")
+        return function(*args, **kwargs)
+
+    return filtered
+
+
+def refuse_long(value: Any, method: str = "") -> None:
+    """Raises OverflowError for a text or a list that is too long for a template to change."""
+    is_held = isinstance(value, (str, bytes) if method else (str, bytes, list, tuple, set, frozenset, Mapping))
+    if is_held and method not in _QUICK_METHODS and len(value) > _MOST_CHANGED:
+        raise OverflowError(f"longer than the {_MOST_CHANGED:,} characters or items that a template changes")
 
 
 def bounded(value: Any, limit: int, *, cut: Callable[[str, int], str] = cut_middle) -> Any:

@@ -117,6 +117,14 @@ def last_box(text: str) -> str | None:
     return braced(text, start + len("\\boxed"))
 
 
+def boxed(text: str) -> str:
+    """What the last `\\boxed{…}` of a worked solution holds."""
+    found = last_box(text)
+    if found is None:
+        raise ValueError(f"there is no \\boxed{{…}} in {text[-80:]!r}")
+    return found
+
+
 def shared_length(one: str | list[int], other: str | list[int]) -> int:
     """The length of the common beginning of two texts, or of two lists of ids."""
     size = min(len(one), len(other))

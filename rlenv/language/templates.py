@@ -20,8 +20,10 @@ import markupsafe
 from jinja2 import meta, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from rlenv import _base
+from rlenv._base.bounded import bounded_filter, refuse_long
 from rlenv._base.paths import bounded_reading
-from rlenv._base.text import did_you_mean, last_box, strings_in
+from rlenv._base.text import boxed, did_you_mean, strings_in
 from rlenv.errors import RlenvError, UnfitTemplate
 from rlenv.language.functions import is_outage
 from rlenv.secrets import watched
@@ -33,8 +35,7 @@ _T = TypeVar("_T")
 
 _OWN = frozenset(("vars", "resources"))  # what no row, model or server says
 _SINGLE = re.compile(r"\s*\{\{(?!\{)((?:(?!\{\{|\}\}).)*)\}\}\s*", re.DOTALL)
-_OF_TEMPLATES: tuple[str, ...] = (__file__, "<", *(one.__code__.co_filename for one in (last_box, bounded_reading)))
-_OF_TEMPLATES += tuple(os.path.dirname(str(one.__file__)) for one in (jinja2, markupsafe))
+_OF_TEMPLATES = (__file__, "<", *(os.path.dirname(str(one.__file__)) for one in (_base, jinja2, markupsafe)))
 _OF_PYTHON = os.path.dirname(os.__file__)  # what filters and methods of plain values call
 _OF_VALUES = re.compile(r"[/\\][a-z]+-packages[/\\]numpy[/\\]")
 _MAX_PRODUCT = 10_000_000
@@ -63,6 +64,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         return left * right
 
     def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        if self is _over_resources:
+            refuse_long(getattr(function, "__self__", None), getattr(function, "__name__", "?"))
         # A policy may have left a pipe, a device or any length in the place of a file.
         return super().call(context, bounded_reading(function, most=_MAX_PRODUCT), *args, **kwargs)
 
@@ -76,16 +79,15 @@ class _Environment(ImmutableSandboxedEnvironment):
         return found
 
 
-def _boxed(text: str) -> str:
-    """What the last `\\boxed{…}` of a worked solution holds."""
-    found = last_box(text)
-    if found is None:
-        raise ValueError(f"there is no \\boxed{{…}} in {text[-80:]!r}")
-    return found
-
-
 _environment = _Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
-_environment.filters["boxed"] = _boxed
+_environment.filters["boxed"] = boxed
+# Of templates over resources, in which a policy may leave texts and lists of any length.
+_over_resources = _environment.overlay()
+_over_resources.filters = {name: bounded_filter(name, one) for name, one in _environment.filters.items()}
+
+
+def _environment_of(names: Collection[str]) -> _Environment:
+    return _over_resources if "resources" in names else _environment
 
 
 class TemplateError(RlenvError):
@@ -286,8 +288,8 @@ def _pieces(node: nodes.Node) -> Iterator[nodes.Node]:
 
 
 def _rendering(tree: nodes.Template) -> Callable[..., str]:
-    code = _environment.compile(tree)
-    return jinja2.Template.from_code(_environment, code, _environment.globals.copy()).render
+    environment = _environment_of(meta.find_undeclared_variables(tree))
+    return jinja2.Template.from_code(environment, environment.compile(tree), environment.globals.copy()).render
 
 
 def _tree(found: list[nodes.Expr]) -> nodes.Template:
@@ -339,11 +341,11 @@ def _compiled(source: str) -> Template:
         for other in tree.find_all(_OTHER_FILES):
             said = "a template reads no other file; write the whole text in one: {file: NAME}"
             raise TemplateError(said, line=other.lineno)
-        compiled = _environment.from_string(source)
-        single = _SINGLE.fullmatch(source)
-        value = _environment.compile_expression(single[1], undefined_to_none=False) if single else None
-        text, value = _quick(tree, compiled.render, value)
         names = frozenset(meta.find_undeclared_variables(tree))
+        environment = _environment_of(names)
+        single = _SINGLE.fullmatch(source)
+        value = environment.compile_expression(single[1], undefined_to_none=False) if single else None
+        text, value = _quick(tree, environment.from_string(source).render, value)
         return Template(source, names, _paths(tree), text, value, _head(tree), _plain(tree) is not None)
     except jinja2.TemplateSyntaxError as error:
         raise TemplateError(error.message or "syntax error", line=error.lineno) from error
@@ -416,7 +418,7 @@ def _written(node: Any) -> Any:
 
 
 def as_template(source: str) -> Template:
-    """The template of an expression, which may stand in braces or without; raises TemplateError for a syntax error."""
+    """The template of an expression, in braces or without; raises TemplateError for a syntax error."""
     return compile_template(braced(source))
 
 

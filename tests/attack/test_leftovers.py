@@ -9,6 +9,7 @@ import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import aiohttp
@@ -20,6 +21,7 @@ from rlenv.episodes.environment import Environment
 from rlenv.errors import SpecError, ToolFailed
 from rlenv.hosts.link import Socket
 from rlenv.hosts.openenv import ServerWorld, _text_of
+from rlenv.language.templates import TemplateError, compile_template
 from rlenv.messages import Message, ToolCall
 from rlenv.runs import files as record
 from rlenv.tools.arguments import compile_filling
@@ -394,6 +396,30 @@ def test_a_template_that_changes_an_argument_takes_no_very_long_one(read: str, l
             with pytest.raises(ToolFailed) as raised:
                 fill(args={"name": "x" * length}, task={})
             assert raised.value.reason == "too_large"
+
+
+@pytest.mark.parametrize(
+    ("read", "takes"),
+    [
+        ("text | title | length", 65_536), ("text.split() | length", 65_536), ("text | length", None),
+        ("text.count('a')", None), ("text | truncate(9) | length", None), ("items | sort | length", 65_536),
+        ("items | map('string') | list | length", 65_536), ("items | sum", 65_536), ("items | first", None),
+        ("items | tojson | length", 65_536), ("nested | tojson | length", 2_200), ("nested | list | length", 65_536),
+    ],
+)  # fmt: skip
+def test_a_template_changes_no_very_long_text_or_list_that_is_left(read: str, takes: int | None) -> None:
+    """A filter may take a microsecond a character, on the event loop: what a policy makes longer does not fit."""
+    template = compile_template("{{ resources.desk." + read + " }}")
+    for size in (2_000, 60_000, 66_000):
+        left = {"text": "a" * size, "items": [1] * size, "nested": [["x" * 400]] * size}
+        for values in ({"resources": {"desk": left}}, {"resources": {"desk": SimpleNamespace(**left)}}):
+            if takes is None or size <= takes:
+                template.value(**values)
+            else:
+                with pytest.raises(TemplateError, match="longer than") as raised:
+                    template.value(**values)
+                assert raised.value.is_unfit
+    compile_template("{{ task." + read + " }}").value(task={"text": "a" * 66_000, "items": [1] * 66_000, "nested": []})
 
 
 @pytest.mark.parametrize(("read", "said"), [("result.vlaue.done", "did you mean 'value'"), ("result.zq", "it has: ")])
