@@ -42,7 +42,7 @@ _SQLITE_MAGIC = b"SQLite format 3\x00"  # https://www.sqlite.org/fileformat2.htm
 
 
 def check_files(subject: Subject) -> Iterator[Finding]:
-    """Faults of the files under `resources` and `prompt.images`: the first that is missing for each key."""
+    """Faults of files of `resources`, images and folders of tests: the first that is missing for each key."""
     for index, root in enumerate(subject.loaded.roots):
         if not is_folder(root):
             message = f"there is no folder '{subject.loaded.spec.roots[index]}'"
@@ -56,6 +56,9 @@ def check_files(subject: Subject) -> Iterator[Finding]:
             value = getattr(spec, key, None)
             if isinstance(value, str):
                 yield from _file(subject, f"resources.{name}.{key}", value, kind=spec.kind)
+    for name, reward in subject.loaded.spec.rewards.items():
+        if reward.kind == "workspace" and isinstance(tests := getattr(reward, "tests", None), str):
+            yield from _file(subject, f"rewards.{name}.tests", tests, kind="workspace")
     for name, one in subject.resources.items():
         check: Any = getattr(one, "check_row", None)
         for row, where in _placed(subject) if check is not None else ():

@@ -181,7 +181,7 @@ ODD: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
         judge("0: nothing is as the text has it", "10: full of errors"),
         judge("0: full of errors", "10: no errors"),
     ),
-    "a script that cannot fail": ("any-answer", shell("bash /tests/tells.sh"), shell("bash /tests/fails.sh")),
+    "a script that cannot fail": ("any-answer", shell("bash /tests/tells.sh {{ task.a }}"), shell("bash /tests/fails.sh")),
     "a command that cannot fail": ("any-answer", shell("diff a b\necho done"), shell("echo now\ndiff a b")),
     "all of the accepted answers": (
         "odd-gold", listed("all", "aliases", "Answer shortly."), listed("any", "aliases", "Answer shortly.")
@@ -330,3 +330,15 @@ def test_a_verified_state_is_no_answer_to_be_played(tmp_path: Path) -> None:
     given["rewards"] = {"right": {"kind": "verify", "tool": "db", "arguments": {"sql": "SELECT count(*) n FROM people"},
                                   "expect": "n\n{{ task.q | length }}", "compare": "text"}}  # fmt: skip
     assert "gold-not-earned" not in codes(tmp_path, {**given, "answer": {"from": "final_message"}})[0]
+
+
+def test_a_folder_of_tests_that_some_row_names_and_that_is_not_there_is_a_fault(tmp_path: Path) -> None:
+    given = dict(shell("bash /tests/fails.sh"))
+    given["tasks"] = {"train": {"rows": [{"q": "One?", "of": "tests"}, {"q": "Two?", "of": "tset"}]}}
+    (tmp_path / "tests").mkdir()
+    for folder, said in (("tests", []), ("tst", ["rewards.right.tests"]), ("{{ task.of }}", ["rewards.right.tests"])):
+        given["rewards"] = {"right": {**given["rewards"]["right"], "tests": folder}}
+        (tmp_path / "it.yaml").write_text(json.dumps(given))
+        report = validate([tmp_path / "it.yaml"])
+        assert [one.path for one in report.faults] == said
+        assert all("there is no folder" in one.message and one.hint for one in report.faults)
