@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from rlenv._base.text import strings_in
 from rlenv.checks.odd_rows import asked_of
-from rlenv.checks.subject import PATTERNS, Subject, demands, fixed_text, gold_answer, gold_term
+from rlenv.checks.subject import PATTERNS, Subject, demands, fixed_text, gold_answer, gold_term, prompt_texts
 from rlenv.errors import Finding
 from rlenv.language.expressions import compile_expression
 from rlenv.language.kinds import gold_in, kind_of
@@ -28,6 +28,9 @@ _TWO_VALUED: Final = frozenset("exact_match numeric_match math_equal contains re
 _CALL_IN_JSON: Final = re.compile(
     r'\{\s*"name"\s*:\s*"([\w.-]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(\{[^{}]*\})\s*\}'
 )
+
+
+_TRUTHS: Final = frozenset(("true", "false", ""))
 
 
 def check_scorers(subject: Subject) -> Iterator[Finding]:
@@ -46,8 +49,8 @@ def check_scorers(subject: Subject) -> Iterator[Finding]:
         if reward.kind == "workspace" and getattr(reward, "by", "") == "status":
             yield from _status(subject, path, reward)
     for term in subject.terms:
-        if getattr(getattr(term.spec, "compare", None), "order", "") == "never":
-            yield from _unordered(subject, term)
+        if hasattr(compare := getattr(term.spec, "compare", None), "order") or compare == "rows":
+            yield from _queries(subject, term, is_any=getattr(compare, "order", "") == "never")
         found = re.fullmatch(r"\s*\{\{\s*task\.(\w+)\s*\}\}\s*", str(gold_in(term.spec)))
         is_all = getattr(term.spec, "mode", "") == "all" and not re.search(r"(?i)\b(?:all|each|every)\b", fixed)
         if is_all and found is not None and PATTERNS.aliases.fullmatch(found[1]):
@@ -56,6 +59,11 @@ def check_scorers(subject: Subject) -> Iterator[Finding]:
         yield from _helper(subject, f"tools.{name}", entry)
     yield from _shown_forms(subject)
     yield from _shown_calls(subject)
+    for place, text in prompt_texts(spec.prompt):
+        for column in PATTERNS.asked_if.findall(text):
+            values = {str(row[column]).lower() for _, row in subject.each() if isinstance(row.get(column), str)}
+            if "false" in values and values <= _TRUTHS:
+                yield subject.say("odd-column/truth", place, column)
 
 
 def _pinned(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
@@ -68,14 +76,20 @@ def _pinned(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
         yield subject.say("constant-term/pinned", f"{path}.gate", spec.gate, of, opened[0])
 
 
-def _unordered(subject: Subject, term: Term) -> Iterator[Finding]:
-    """Rows that are compared in any order where the prompt asks for one, and gold queries sort."""
+def _queries(subject: Subject, term: Term, *, is_any: bool) -> Iterator[Finding]:
+    """Gold queries that take some rows of many by chance, or that sort as the prompt asks where no order counts."""
     found = next((match for one in demands(subject) if (match := PATTERNS.in_order.search(one))), None)
-    for split in subject.splits.values() if found is not None else ():
-        golds = [gold_answer(subject, term, split, index) for index in range(min(len(split.rows), 200))]
-        if found is not None and golds and all(gold is not None and orders_rows(gold) for gold in golds):
+    for split in subject.splits.values():
+        golds = [gold_answer(subject, term, split, index) or "" for index in range(min(len(split.rows), 200))]
+        if found is not None and is_any and golds and all(map(orders_rows, golds)):
             yield subject.say("other-rule/unordered", f"rewards.{term.name}.compare", found[1], at="key")
             return
+        for index, gold in enumerate(golds):
+            if (some := PATTERNS.some_rows.search(gold)) is not None and not PATTERNS.certain_rows.search(gold):
+                yield subject.say(
+                    "odd-gold/some-rows", f"rewards.{term.name}", index + 1, split.name, some[0], at="key"
+                )
+                return
 
 
 def _status(subject: Subject, path: str, spec: Any) -> Iterator[Finding]:

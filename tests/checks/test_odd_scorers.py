@@ -67,7 +67,7 @@ def query(order: str, gold: str, system: str = "Rows in another order are wrong.
         "compare": {"by": "rows", "order": order},
     }
     return spec(
-        [{"q": "Rank the names.", "sql": gold}, {"q": "Rank them by length.", "sql": f"{gold}, length(name)"}],
+        [{"q": "Rank the names.", "sql": gold}, {"q": "Rank them by length.", "sql": f"{gold} -- by length(name)"}],
         system=f"Write the query between <answer> and </answer>. Tables: people(name). {system}",
         resources={"people": {"kind": "sqlite", "init": "people.sql", "access": "read_only"}},
         tools={"db": {"kind": "sql", "resource": "people"}},
@@ -181,7 +181,26 @@ ODD: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
         judge("0: nothing is as the text has it", "10: full of errors"),
         judge("0: full of errors", "10: no errors"),
     ),
-    "a script that cannot fail": ("any-answer", shell("bash /tests/tells.sh {{ task.a }}"), shell("bash /tests/fails.sh")),
+    "a script that cannot fail": (
+        "any-answer", shell("bash /tests/tells.sh {{ task.a }}"), shell("bash /tests/fails.sh {{ task.a }}")
+    ),
+    "any rows of more": (
+        "odd-gold",
+        query("auto", "SELECT name FROM people LIMIT 1", "Give them."),
+        query("auto", "SELECT name FROM people ORDER BY name LIMIT 1", "Give them."),
+    ),
+    "any row of a kind": (
+        "odd-gold",
+        query("auto", "SELECT name FROM people WHERE name > 'A' LIMIT 2", "Give them."),
+        query("auto", "SELECT max(name) FROM people WHERE name > 'A' LIMIT 2", "Give them."),
+    ),
+    "a text that is always true": (
+        "odd-column",
+        spec([{"q": "A?", "a": "Ada", "old": "true"}, {"q": "B?", "a": "Bob", "old": "false"}],
+             user="{{ task.q }}{% if task.old %} Long ago.{% endif %}"),
+        spec([{"q": "A?", "a": "Ada", "old": True}, {"q": "B?", "a": "Bob", "old": False}],
+             user="{{ task.q }}{% if task.old %} Long ago.{% endif %}"),
+    ),
     "a command that cannot fail": ("any-answer", shell("diff a b\necho done"), shell("echo now\ndiff a b")),
     "all of the accepted answers": (
         "odd-gold", listed("all", "aliases", "Answer shortly."), listed("any", "aliases", "Answer shortly.")
