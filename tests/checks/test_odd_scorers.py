@@ -255,6 +255,7 @@ SOUND: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "a command behind a script": ("any-answer", shell("bash /tests/tells.sh; diff a b")),
     "in order to": ("other-rule", query("never", "SELECT name FROM people ORDER BY name", "In order to answer, look.")),
     "any order": ("other-rule", query("never", "SELECT name FROM people ORDER BY name", "In any other order is fine.")),
+    "a bound on rows": ("odd-gold", query("auto", "SELECT name FROM people LIMIT 1000 --", "Give them.")),
     "an example of all": (
         "odd-example",
         warm('{"name": "warm", "arguments": {"town": "Bern", "unit": "celsius or K"}}'),
