@@ -89,16 +89,16 @@ def size(value: Any, limit: int) -> int:
 
 
 _MOST_CHANGED: Final = 65_536
-_MOST_DUMPED: Final = 1_000_000
+_MOST_WRITTEN: Final = 1_000_000
 _OF_ANY_LENGTH: Final = frozenset("length count first last default d truncate attr items".split())
-_DUMPING: Final = frozenset("tojson string pprint xmlattr join urlencode".split())
-_QUICK_METHODS: Final = frozenset("startswith endswith find rfind index rindex count encode".split())
+_QUICK: Final = frozenset("trim lower upper replace tojson string pprint xmlattr join urlencode".split())
+_INSTANT: Final = frozenset("startswith endswith find rfind index rindex count encode".split())
 
 
 def bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter of Jinja that refuses what takes it long: a microsecond a character, or an item, on the event loop.
+    """A filter of Jinja that refuses what takes it long on the event loop: most take up to a microsecond a character.
 
-    A text or a list of more than 65,536 is too long, and what is written as a whole more than 1,000,000 characters.
+    A text or a list of more than 65,536 is too long; for what is quick, and writes a value as a whole, 1,000,000.
     """
     if name in _OF_ANY_LENGTH:
         return function
@@ -106,19 +106,20 @@ def bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any
 
     @wraps(function)
     def filtered(*args: Any, **kwargs: Any) -> Any:
-        refuse_long(value := args[at])
-        if name in _DUMPING and size(value, _MOST_DUMPED) > _MOST_DUMPED:
-            raise OverflowError(f"{name}: longer than the {_MOST_DUMPED:,} characters that it writes")
+        value, most = args[at], _MOST_WRITTEN if name in _QUICK else _MOST_CHANGED
+        is_held = isinstance(value, (str, bytes, list, tuple, set, frozenset, Mapping))
+        if is_held and (len(value) > most or (name in _QUICK and size(value, most) > most)):
+            raise OverflowError(f"{name}: longer than the {most:,} characters or items that it takes")
         return function(*args, **kwargs)
 
     return filtered
 
 
-def refuse_long(value: Any, method: str = "") -> None:
-    """Raises OverflowError for a text or a list that is too long for a template to change."""
-    is_held = isinstance(value, (str, bytes) if method else (str, bytes, list, tuple, set, frozenset, Mapping))
-    if is_held and method not in _QUICK_METHODS and len(value) > _MOST_CHANGED:
-        raise OverflowError(f"longer than the {_MOST_CHANGED:,} characters or items that a template changes")
+def refuse_long(function: Any) -> None:
+    """Raises OverflowError where `function` is the method of a text that is too long for it to be quick."""
+    text, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
+    if isinstance(text, (str, bytes)) and len(text) > _MOST_WRITTEN and name not in _INSTANT:
+        raise OverflowError(f"{name}: longer than the {_MOST_WRITTEN:,} characters that it takes")
 
 
 def bounded(value: Any, limit: int, *, cut: Callable[[str, int], str] = cut_middle) -> Any:

@@ -65,7 +65,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
         if self is _over_resources:
-            refuse_long(getattr(function, "__self__", None), getattr(function, "__name__", "?"))
+            refuse_long(function)
         # A policy may have left a pipe, a device or any length in the place of a file.
         return super().call(context, bounded_reading(function, most=_MAX_PRODUCT), *args, **kwargs)
 
