@@ -360,5 +360,6 @@ def test_a_folder_of_tests_that_some_row_names_and_that_is_not_there_is_a_fault(
         given["rewards"] = {"right": {**given["rewards"]["right"], "tests": folder}}
         (tmp_path / "it.yaml").write_text(json.dumps(given))
         report = validate([tmp_path / "it.yaml"])
-        assert [one.path for one in report.faults] == said
-        assert all("there is no folder" in one.message and one.hint for one in report.faults)
+        faults = [one for one in report.faults if one.path != "resources.box"]  # which lacks bubblewrap, say
+        assert [one.path for one in faults] == said
+        assert all("there is no folder" in one.message and one.hint for one in faults)
