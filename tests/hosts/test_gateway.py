@@ -573,6 +573,7 @@ def test_an_agent_that_is_given_up_while_a_limit_of_rate_holds_it_has_no_number(
     assert (ended["success"], ended["failure"] and ended["failure"]["reason"]) == (None, "policy")
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("is_well", ["beside it", "but at the request", "never"])
 @pytest.mark.parametrize("by", ["time", "driver"])
 def test_an_episode_that_ends_while_its_model_hangs_has_no_number(tmp_path: Path, is_well: str, by: str) -> None:

@@ -564,6 +564,7 @@ def test_what_a_request_that_failed_waits_for_its_place_is_no_answer_without_end
     assert [one.success for one in asyncio.run(main())] == [True] * 6
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize(("by", "mode"), [("time", "tools"), ("tries", "text"), ("try", "tools")])
 @pytest.mark.parametrize("word", ["1330+3", "1333", ""], ids=["its own", "a tool's", "any"])
 def test_a_server_that_hangs_at_the_policys_own_words_leaves_its_sample_in(
@@ -637,6 +638,7 @@ def test_a_connection_that_hangs_beside_a_server_that_is_well_costs_no_number(ma
     assert trajectory.success is True
 
 
+@pytest.mark.slow(but=2)
 @BOTH
 @pytest.mark.parametrize("is_well", [True, False])
 def test_a_server_that_hangs_at_an_episodes_end_gives_no_number(
@@ -788,6 +790,7 @@ def test_an_address_that_no_request_can_go_to_is_refused_before_anything_is_play
         assert "rlenv: base_url: " in capsys.readouterr().err
 
 
+@pytest.mark.slow(but=2)
 @BOTH
 @pytest.mark.parametrize("text", ["It fells.", "fells."], ids=["its own", "a tool's"])
 def test_a_server_that_falls_over_the_policys_own_words_leaves_its_sample_in(
