@@ -14,7 +14,7 @@ from rlenv._base.text import strings_in
 from rlenv.checks.odd_rows import asked_of
 from rlenv.checks.subject import PATTERNS, Subject, demands, fixed_text, gold_answer, gold_term, prompt_texts
 from rlenv.errors import Finding
-from rlenv.language.expressions import compile_expression
+from rlenv.language.expressions import compile_expression, open_on
 from rlenv.language.kinds import gold_in, kind_of
 from rlenv.language.spec import RewardSpec, ToolSpec
 from rlenv.language.templates import TemplateError, compile_template, compile_value
@@ -28,8 +28,6 @@ _TWO_VALUED: Final = frozenset("exact_match numeric_match math_equal contains re
 _CALL_IN_JSON: Final = re.compile(
     r'\{\s*"name"\s*:\s*"([\w.-]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(\{[^{}]*\})\s*\}'
 )
-
-
 _TRUTHS: Final = frozenset(("true", "false", ""))
 
 
@@ -120,9 +118,8 @@ def _helper(subject: Subject, path: str, entry: ToolSpec) -> Iterator[Finding]:
     codes = [one for one in spec.tools.values() if one.kind == "code"]
     if entry.kind != "code" or len(codes) > 1 or getattr(entry, "sandbox", "monty") != "monty":
         return
-    for one in [
-        one for one in _sentences(subject) if PATTERNS.in_code.search(one) and not PATTERNS.forbids.search(one)
-    ]:
+    said = [one for one in _sentences(subject) if PATTERNS.in_code.search(one)]
+    for one in [one for one in said if not PATTERNS.forbids.search(one)]:
         lost = [name for name in spec.tools if name not in called and re.search(rf"\b{re.escape(name)}\(", one)]
         if lost and spec.tools[lost[0]] is not entry:
             yield subject.say("no-way/code-calls", f"{path}.tools", lost[0], at="key")
@@ -182,9 +179,12 @@ def _asked_code(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Findi
     if getattr(spec, "calls", None) is None or not getattr(spec, "entry", None):
         return
     entry, fill = compile_template(getattr(spec, "entry", "")), compile_value(getattr(spec, "calls", None))
+    is_open = open_on(spec.gate)
     for one in asked_of(subject):
         for index, text in enumerate(one.texts[:1_000]):
             values = {"task": one.split.rows[index], "vars": subject.loaded.spec.vars}
+            if not is_open(one.split.rows[index]):
+                continue
             name = re.split(r"\W+", entry.text(**values).rstrip("() "))[-1]
             takes = _parameters(text, name) if name else None
             tests = fill(**values) if takes is not None else None

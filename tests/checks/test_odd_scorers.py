@@ -363,3 +363,16 @@ def test_a_folder_of_tests_that_some_row_names_and_that_is_not_there_is_a_fault(
         faults = [one for one in report.faults if one.path != "resources.box"]  # which lacks bubblewrap, say
         assert [one.path for one in faults] == said
         assert all("there is no folder" in one.message and one.hint for one in faults)
+
+
+@pytest.mark.sandbox
+def test_a_signature_is_looked_for_in_the_rows_that_a_gate_lets_through_alone(tmp_path: Path) -> None:
+    """The others may have no name and no tests."""
+    tests = {"kind": "tests", "entry": "{{ task.name }}", "calls": "{{ task.io }}", "gate": 'task.k == "code"'}
+    said = {**EXACT, "gate": 'task.k == "say"'}
+    for head, is_said in (("def add(a):", False), ("def add(a, b):", True)):
+        coded = {"q": f"Add. {head}", "k": "code", "name": "add", "io": [{"args": [1], "expected": 2}]}
+        given = spec([coded, {"q": "Who?", "k": "say", "a": "Ada"}], system="Write it.", success="right >= 1 or said >= 1",
+                     answer={"from": "final_message"}, rewards={"right": tests, "said": said})  # fmt: skip
+        found, told = codes(tmp_path, given)
+        assert ("gold-calls" in found, "check-failed" in found) == (is_said, False), told
