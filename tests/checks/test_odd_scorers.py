@@ -372,7 +372,8 @@ def test_a_signature_is_looked_for_in_the_rows_that_a_gate_lets_through_alone(tm
     said = {**EXACT, "gate": 'task.k == "say"'}
     for head, is_said in (("def add(a):", False), ("def add(a, b):", True)):
         coded = {"q": f"Add. {head}", "k": "code", "name": "add", "io": [{"args": [1], "expected": 2}]}
-        given = spec([coded, {"q": "Who?", "k": "say", "a": "Ada"}], system="Write it.", success="right >= 1 or said >= 1",
-                     answer={"from": "final_message"}, rewards={"right": tests, "said": said})  # fmt: skip
+        named = {"q": "Who?", "k": "say", "a": "Ada"}
+        rest: Any = {"success": "right >= 1 or said >= 1", "answer": {"from": "final_message"}}
+        given = spec([coded, named], system="Write it.", rewards={"right": tests, "said": said}, **rest)
         found, told = codes(tmp_path, given)
         assert ("gold-calls" in found, "check-failed" in found) == (is_said, False), told
