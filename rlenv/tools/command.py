@@ -22,6 +22,7 @@ from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.requirements import sandbox
 from rlenv.language.spec import Bool, Int, Text, ToolSpec
 from rlenv.language.templates import compile_template, template_of
+from rlenv.resources.base import Folder
 from rlenv.secrets import redact_within
 from rlenv.tools import arguments
 from rlenv.tools._bubblewrap import Confined, check_bubblewrap, confined
@@ -35,7 +36,7 @@ _KILLED = (-signal.SIGHUP, -signal.SIGINT, -signal.SIGKILL, -signal.SIGTERM, 128
 """Statuses of what was killed, perhaps from outside; 128 and the number is how a shell says it of what it ran."""
 _NUMBER = re.compile(r"-([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _FILLED = re.compile(r"\{\{.*?\}\}|\{%")
-_RESOURCE = re.compile(r"\{\{\s*(?:resources|vars)\.[\w.]+\s*\}\}$")
+_OWN = re.compile(r"\{\{\s*(?:(vars)|resources)\.\w+(\.[\w.]+)?\s*\}\}$")
 _CLIMBS = re.compile(r"(?:^|[/\\=@:,])\.\.(?:[/\\]|$)")
 # Also after what programs write before a name (`key=/…`, `@/…`, `host:/…`); an address `https://…` is none.
 _ABSOLUTE = re.compile(r"(?:^|[=@,])(?:/|~/|file:)|:/(?!/)", re.IGNORECASE)
@@ -112,7 +113,7 @@ def _words(value: Any) -> Iterator[str]:
         if isinstance(one, (list, tuple)):
             rest.extend(reversed(one))
         elif one is not None:
-            yield one if isinstance(one, str) else _json(one)
+            yield os.fspath(one) if isinstance(one, (str, os.PathLike)) else _json(one)
 
 
 def _json(value: Any) -> str:
@@ -125,16 +126,28 @@ def _json(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Word:
-    """One entry of `command`. `before` gives what the author wrote, and resources are, before the first thing that a
-    call fills in, and all of it where a call fills in nothing."""
+    """One entry of `command`. `is_filled` is true where a call, a row or a resource, in which an earlier call may have
+    left anything, fills something in, and `is_given` where the call or the row does. `before` has the parts in front of
+    the first such thing: texts of the author's, and each resource alone."""
 
     fill: arguments.Filling
     is_filled: bool
-    before: arguments.Filling
+    is_given: bool
+    before: Sequence[tuple[str, arguments.Filling]]
+
+    def written(self, values: Mapping[str, Any]) -> str:
+        """What the author wrote, and paths of resources are, before the first thing that may be the policy's."""
+        found = ""
+        for part, fill in self.before:
+            value, own = fill(**values), _OWN.match(part)
+            if own and not own[1] and not isinstance(value, os.PathLike if own[2] else (str, os.PathLike)):
+                break  # only a path, or a resource that is a text, is as its author's function made it
+            found += str(value)
+        return found
 
     def check(self, word: str, spec: CommandSpec, values: Mapping[str, Any], *, ends_options: bool) -> None:
-        """Refuses what a call must not make of this argument."""
-        before = str(self.before(**values))
+        """Refuses what a call, or what an earlier one left, must not make of this argument."""
+        before = self.written(values)
         is_value = before.startswith("--") and "=" in before
         if word.startswith("-") and not (spec.options or ends_options or is_value or _NUMBER.fullmatch(word)):
             raise ToolFailed("an argument must not begin with '-'", reason="bad_arguments")
@@ -142,6 +155,9 @@ class _Word:
             return
         # What the author wrote up to the last slash is the folder that the call stays below.
         folder = before[: before.rfind("/") + 1] if word.startswith(before) else ""
+        if not folder and not self.is_given:  # `{{ resources.work ~ '/a' }}`
+            own = (f"{one.path}/" for one in values["resources"].values() if isinstance(one, Folder))
+            folder = next(filter(word.startswith, own), "")
         if _CLIMBS.search(word[len(folder) :]) or (not folder and _ABSOLUTE.search(word)):
             raise ToolFailed("an argument must not name a path outside of its folder", reason="bad_arguments")
 
@@ -189,14 +205,16 @@ def _shown(errors: bytes, folder: str) -> str:
     return f": {'…' * (len(words) > _SHOWN_ERRORS)}{text[len(words) > _SHOWN_ERRORS :]}" if text else ""
 
 
-def _before(word: str) -> str:
-    """What stands before the first thing that a call or a row fills in."""
+def _before(word: str) -> Iterator[str]:
+    """The parts before the first thing that a call or a row fills in: texts, and each resource alone."""
     end = 0
     for piece in _FILLED.finditer(word):
-        if piece[0].startswith("{%") or not _RESOURCE.match(piece[0]):
-            return word[: piece.start()]
+        yield word[end : piece.start()]
+        if not _OWN.match(piece[0]):
+            return
+        yield piece[0]
         end = piece.end()
-    return word[:end] + word[end:].partition("{%")[0]
+    yield word[end:]
 
 
 def _folder(spec: CommandSpec, context: CompileContext) -> tuple[Callable[[ToolContext], Path | None], bool]:
@@ -241,10 +259,12 @@ def compile_command(name: str, spec: CommandSpec, context: CompileContext) -> Se
         known: dict[str, Any] = {"vars": context.vars, "resources": context.resources}
         return arguments.compile_filling(value, key=key, parameters=parameters, **known)
 
-    words = [
-        _Word(filling(f"command.{index}", word), arguments.is_dynamic(word), filling(f"command.{index}", _before(word)))
-        for index, word in enumerate(spec.command[1:], start=1)
-    ]
+    def word_of(key: str, word: str) -> _Word:
+        is_given = arguments.is_dynamic(word)
+        before = [(part, filling(key, part)) for part in _before(word)]
+        return _Word(filling(key, word), is_given or arguments.is_of_episode(word), is_given, before)
+
+    words = [word_of(f"command.{index}", word) for index, word in enumerate(spec.command[1:], start=1)]
     stdin = filling("stdin", spec.stdin if spec.stdin is not None else "")
     env = filling("env", dict(spec.env))
     arguments_of = arguments.read_parameters(parameters)

@@ -18,7 +18,8 @@ from rlenv.calls.executor import Executor
 from rlenv.language.kinds import CompileContext
 from rlenv.language.spec import CallsSpec
 from rlenv.messages import ToolCall, ToolResult
-from rlenv.testing.tools import call, kept
+from rlenv.resources.base import Folder
+from rlenv.testing.tools import call, context, kept
 from rlenv.tools._bubblewrap import Confined, check_bubblewrap, confined
 from rlenv.tools._process import Ended, ProgramLimits, run_program
 from rlenv.tools.base import Tool
@@ -151,6 +152,52 @@ def test_an_author_may_allow_any_path(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("content", encoding="utf-8")
     argv = ["cat", "{{ args.text }}"]
     assert run(argv, {"text": str(tmp_path / "file")}, parameters=TEXT, paths=True).text == "content"
+
+
+class Desk:
+    """A resource in which an earlier call has left `left`; the author's function made `home` and the folder work."""
+
+    def __init__(self, left: Any, home: Path) -> None:
+        self.left, self.home = left, home
+
+
+LEFT = ["-n", "--version", "--", "/etc/passwd", "../secret", "~/x", "file:/etc/passwd", "@/etc/passwd"]
+
+
+def after(argv: list[str], left: Any, tmp_path: Path, arguments: dict[str, Any] | None = None) -> ToolResult:
+    told = {"desk": Desk(left, tmp_path / "home"), "work": Folder(tmp_path / "work"), "name": f"{tmp_path}/name"}
+    spec = CommandSpec.model_validate({"kind": "command", "command": ["echo", *argv], "parameters": TEXT})
+    (tool,) = KIND.factory("run", spec, CompileContext(base=Path(), resources=dict.fromkeys(told)))
+    return asyncio.run(call(tool, arguments or {"text": "t"}, within=context(resources=told)))
+
+
+@pytest.mark.parametrize("left", LEFT)
+def test_what_an_earlier_call_left_is_no_option_and_no_path_outside_either(left: str, tmp_path: Path) -> None:
+    for argument in (
+        *("{{ resources.desk.left }}", "{{ resources.desk.left }}{{ args.text }}", "{{ [resources.desk.left] }}"),
+        *("{{ resources.desk.left or 1 }}", "{% if 1 %}{{ resources.desk.left }}{% endif %}"),
+    ):
+        result = after([argument, "{{ args.text }}"], left, tmp_path)
+        assert (result.outcome, result.whose) == ("bad_arguments", "policy"), argument
+    assert after(["{{ resources.desk.left }}"], ["a", left], tmp_path).outcome == "bad_arguments"
+    assert after(["{{ resources.desk.left }}", "{{ args.text }}"], "a", tmp_path, {"text": left}).outcome != "ok"
+
+
+def test_a_path_that_the_author_made_is_none_that_an_earlier_call_left(tmp_path: Path) -> None:
+    for argument, said in (
+        ("{{ resources.work }}", "/work"), ("{{ resources.work }}/{{ args.text }}", "/work/t"),
+        ("{{ resources.work.path }}/a-{{ resources.desk.left }}", "/work/a-left"),
+        ("{{ resources.work ~ '/a' }}", "/work/a"), ("{{ resources.work.path / 'a' }}", "/work/a"),
+        ("{{ resources.desk.home }}/{{ args.text }}", "/home/t"), ("{{ resources.desk.home }}", "/home"),
+        ("{{ resources.name }}/{{ args.text }}", "/name/t"), ("--at={{ resources.work }}/x", "/work/x"),
+    ):  # fmt: skip
+        result = after([argument], "left", tmp_path)
+        assert result.text.removeprefix("--at=") == f"{tmp_path}{said}", argument
+        if "args" in argument:
+            assert after([argument], "left", tmp_path, {"text": "../x"}).outcome == "bad_arguments"
+    for left, text in (("-5", "-5"), (-0.5, "-0.5"), ("a/b", "a/b"), (None, ""), (["a", "b"], "a b")):
+        assert after(["{{ resources.desk.left }}"], left, tmp_path).text in (text, "(no output)")
+    assert after(["--", "{{ resources.desk.left }}"], "-n", tmp_path).text == "-- -n"
 
 
 # Values.
