@@ -65,6 +65,12 @@ def worst_of(spec: RewardSpec) -> float:
     return (spec.clip or (0.0, 1.0))[spec.usual_weight < 0]
 
 
+def unshaped_worst_of(spec: RewardSpec) -> float:
+    """As `worst_of`, before the `range` of the spec is applied."""
+    low, high = spec.range or (0.0, 1.0)
+    return low + worst_of(spec) * (high - low)
+
+
 def compile_for_context(value: Any, *, where: str, names: frozenset[str] = _NAMES) -> Callable[..., Any]:
     """Compiles a JSON-like value with templates over `task`, `vars`, `resources`, `answer` and `item`.
 
@@ -388,8 +394,7 @@ def _value(name: str, spec: ValueRuleSpec, context: TermCompileContext) -> Term:
     names = _NAMES - {"item"} | {"turn", "said"}
     fill = compile_for_context(spec.value, where="value", names=names)
     of_the_policy = _OF_THE_POLICY & set(template_of(spec.value, key="value", names=names).names)
-    low, high = spec.range or (0.0, 1.0)
-    worst = low + worst_of(spec) * (high - low)
+    worst = unshaped_worst_of(spec)
 
     def measure(context: RewardContext) -> Measured:
         if "answer" in of_the_policy and context.answer is None:

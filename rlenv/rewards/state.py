@@ -300,7 +300,7 @@ def _compile(name: str, spec: StateSpec, context: TermCompileContext) -> Term:
                 # The gold state was read well: what is wrong is what the policy left, or the author's function raised.
                 is_left = function is None or left is not None
                 if error.whose == "policy" if isinstance(error, ToolFailed) else is_left:
-                    return Measured(0.0, f"the state cannot be read: {error}")
+                    return Measured(float(spec.usual_weight < 0), f"the state cannot be read: {error}")
                 raise RewardError(f"the state cannot be read: {error}") from error
         if any(said) and (tool := _taken(context)):
             raise RewardError(f"a call of '{tool}' was lost with its process, which was ended from outside")

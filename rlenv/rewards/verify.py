@@ -1,8 +1,8 @@
 """The kind `verify`: runs a tool on what the policy produced and compares the result with the gold one.
 
-Source: eq. 3 of RL-Factory, R = g(T_verify(a), y_expected). A failure of the policy's call is worth 0 where it is the
-policy's; a failure of the gold call, or of what both stand on, leaves the term invalid. Where nobody can say from that
-call alone whose failure it is, it is asked again (`rlenv.rewards.outages`).
+Source: eq. 3 of RL-Factory, R = g(T_verify(a), y_expected). A failure of the policy's call is worth the least where it
+is the policy's; a failure of the gold call, or of what both stand on, leaves the term invalid. Where nobody can say
+from that call alone whose failure it is, it is asked again (`rlenv.rewards.outages`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rlenv.language.spec import Float, Int, RewardSpec, Spec, Text
 from rlenv.rewards import comparators
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.outages import Lost, known_call, may_be_lost, settled
-from rlenv.rewards.rule import UnfitGold, compile_for_context, where_answer
+from rlenv.rewards.rule import UnfitGold, compile_for_context, unshaped_worst_of, where_answer
 from rlenv.tools.base import Tool
 
 # What is kept of each result in the trajectory, beside the evidence.
@@ -43,9 +43,10 @@ class ExpectSpec(Spec):
 class VerifySpec(RewardSpec):
     """Runs a tool on what the policy produced and compares the result with the expected one.
 
-    No answer, one that the arguments cannot be filled from, and a call that the tool refuses, that fails or that uses
-    up its time are worth 0. Where the gold call fails in any way, or the policy's for a reason that is not its own (a
-    server that is down, an open breaker), the term is invalid.
+    No answer is worth 0. One that the arguments cannot be filled from, and a call that the tool refuses, that fails or
+    that uses up its time, are worth the least that the term can be, or with a negative weight the most: 0 or 1, or an
+    end of `clip`. Where the gold call fails in any way, or the policy's for a reason that is not its own (a server that
+    is down, an open breaker), the term is invalid.
     """
 
     kind: Literal["verify"]
@@ -75,6 +76,8 @@ class _Verify:
     cache: comparators.GoldCache
     is_left: bool
     """Whether the arguments of a gold call are read from what the policy may have left."""
+    failed: float
+    """The worst that the term can be: what a call is worth that fails by the policy's doing."""
     is_own: bool
     """Whether the comparator is a function of the author's, which may not be made for threads."""
 
@@ -109,7 +112,7 @@ class _Verify:
         # A result that does not say whose it is was made by other hands than the executor's, and by what it declares.
         if result.whose in ("policy", "") and result.outcome in ("failed", "timeout", "bad_arguments"):
             told = {"outcome": result.outcome} | ({"reason": result.reason} if result.reason else {})
-            return Measured(0.0, result.text, {**told, **seen})
+            return Measured(self.failed, result.text, {**told, **seen})
         raise RewardError(
             f"the tool '{self.tool.name}' was not run: {result.outcome} ({result.reason or 'no reason'}): "
             f"{result.text:.200}"
@@ -205,6 +208,7 @@ def _compile(name: str, spec: VerifySpec, context: TermCompileContext) -> Term:
         reads_answer=_reads_answer(spec.arguments),
         cache=comparators.GoldCache(),
         is_left=is_call and UnfitGold.is_left(expect.model_dump()),
+        failed=unshaped_worst_of(spec),
         is_own=isinstance(spec.compare, comparators.PythonComparatorSpec),
     )
     return Term(name=name, spec=spec, measure_async=verify.measure, where=where_answer if verify.reads_answer else None)

@@ -228,6 +228,42 @@ def test_a_call_that_was_lost_and_made_again_counts_once() -> None:
         )
 
 
+def test_a_call_that_code_made_and_lost_and_that_is_made_again_counts_once() -> None:
+    def ran(outcome: str) -> ToolResult:
+        kept = {"tool": "tool", "outcome": outcome, "arguments": {"q": "x"}}
+        return ToolResult("run", "", "ok", details={"called": {"tool": {outcome: 1}}, "calls": [kept]})
+
+    read = ParsedAction("", "a", (ToolCall("run", {"code": "tool('x')"}, start=0, end=1),))
+    code = replace(TOOL, name="run", kind="code", example=None, options={"tools": ["tool"]})
+    bounds: list[tuple[dict[str, Any], float]] = [({"max": 1}, 1.0), ({"min": 2}, 1.0), ({"min": 3}, 0.0)]
+    for keys, expected in bounds:
+        term = compile_term(rule="tool_called", tool="tool", tools={"tool": TOOL, "run": code}, **keys)
+        for by_itself in (False, True):
+            again = episode(ok())[0] if by_itself else Turn(1, "c", read, (ran("ok"),))
+            turns = [Turn(0, "c", read, (ran("infrastructure"),)), again]
+            assert verdict(term, reward_context(turns=turns, call=Answers())) == expected
+
+
+@pytest.mark.parametrize("reason", ["late", "server_error", "server_down", "busy"])
+def test_no_cost_is_paid_for_calls_that_an_outage_lost(reason: str) -> None:
+    """What costs by being within the bounds costs no more for a call that was lost, and made again or not."""
+
+    def costs(rule: str, *results: ToolResult, now: Mapping[str, Any] = {}, **keys: Any) -> Verdict:
+        named: dict[str, Any] = {"tool": "tool"} if rule == "tool_called" else {}
+        term = compile_term(rule=rule, tools={"tool": TOOL}, weight=-1, **named, **keys)
+        return verdict(term, reward_context(turns=episode(*results), call=Answers(now)))
+
+    bounds: list[dict[str, Any]] = [{"min": 2}, {"min": 0, "max": 1}, {"min": 1, "max": 1}]
+    for rule in ("tool_called", "tool_call_count"):
+        assert [costs(rule, failed(reason), ok(), **keys) for keys in bounds] == [0.0] * 3
+        assert [costs(rule, ok(), ok(), **keys) for keys in bounds] == [1.0, 0.0, 0.0]
+        assert [costs(rule, ok(), **keys) for keys in bounds] == [0.0, 1.0, 1.0]
+    assert costs("tool_call_count", failed(reason), max=0) == 0.0
+    if WHOSE[reason] == "unclear":
+        broken = {"x": [failed(reason)]}
+        assert costs("tool_call_count", failed(reason), ok(), now=broken, min=2) == 1.0, "the policy's own failure"
+
+
 @pytest.mark.slow(but=1)
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7, 0.9, 0.97])
 @pytest.mark.parametrize("reason", [reason for reason, whose in WHOSE.items() if whose == "unclear"])

@@ -106,6 +106,15 @@ def test_a_call_that_fails_on_the_answer_is_the_policys_and_zero(outcome: Any) -
     }
 
 
+@pytest.mark.parametrize(
+    ("keys", "worst"),
+    [({"weight": -1}, 1.0), ({"weight": -1, "clip": [0, 3]}, 3.0), ({"clip": [-1, 1]}, -1.0), ({"range": [-9, 0]}, -9)],
+)
+def test_a_call_that_the_policy_breaks_spares_it_no_cost_and_no_minus(keys: dict[str, Any], worst: float) -> None:
+    calls = Calls({"mine": ToolResult("query", "too long", "failed"), "gold": [[1]]})
+    assert run(verify(**keys), calls).value == worst
+
+
 @pytest.mark.parametrize("outcome", ["unknown_tool", "skipped", "malformed"])
 def test_a_call_that_was_not_run_is_no_number(outcome: Any) -> None:
     with pytest.raises(RewardError, match="was not run"):

@@ -80,8 +80,9 @@ class ToolCallCountSpec(RuleSpec):
 
     The calls that a piece of code made count beside the one that ran it.
 
-    Calls that failed by an outage count for `min` and not for `max`: making them again is no fault. Whether it was one
-    is found out where it matters, by asking them again.
+    Calls that failed by an outage count for `min` and not for `max`: making them again is no fault. With a negative
+    weight, which is paid for being within the bounds, it is the other way round. Whether it was one is found out where
+    it matters, by asking them again.
     """
 
     rule: Literal["tool_call_count"]
@@ -157,12 +158,16 @@ def _tool_called(name: str, spec: ToolCalledSpec, context: TermCompileContext) -
     last_only = spec.when == "turn"
     callers, tools = _callers(spec.tool, context.tools), context.tools
 
-    def fits(count: int) -> bool:
-        return count >= spec.min and (spec.max is None or count <= spec.max)
+    costs = spec.usual_weight < 0
+    least = spec.min if not costs else 0 if spec.max is None else spec.max + 1
 
-    def measured(count: int, at_most: int = 0) -> Measured:
-        does_fit = any(fits(each) for each in range(count, max(count, at_most) + 1))
-        return Measured(float(does_fit), f"{count} calls of {spec.tool}", {"calls": count})
+    def fits(count: int, again: int = 0) -> bool:
+        """For what is better for the policy, where so many of the calls may have been made once before."""
+        counts = (spec.min <= one and (spec.max is None or one <= spec.max) for one in range(count, count + again + 1))
+        return all(counts) if costs else any(counts)
+
+    def measured(count: int, again: int = 0) -> Measured:
+        return Measured(float(fits(count, again)), f"{count} calls of {spec.tool}", {"calls": count})
 
     where = partial(_calls_at, tool=spec.tool, last_only=last_only)
     of_code = partial(_made, tool=spec.tool, is_well=spec.succeeded)
@@ -174,10 +179,11 @@ def _tool_called(name: str, spec: ToolCalledSpec, context: TermCompileContext) -
         return Term(name=name, spec=spec, measure=measure, where=where)
 
     async def measure_async(context: RewardContext) -> Measured:
-        limit, counted = share_of_time(SHARE), Counter[int]()
-        found = sum(map(of_code, _results(context, last_only=last_only)))
+        limit, found = share_of_time(SHARE), sum(map(of_code, _results(context, last_only=last_only)))
         maybe = lost_calls(context, tools, last_only=last_only)
-        repeated, lost = _repeated(of_code, _lost(spec.tool, maybe, callers) if spec.succeeded else (), context)
+        of_tool = _lost(spec.tool, maybe, callers) if spec.succeeded else []
+        repeated, lost = _repeated(of_code, of_tool, context)
+        counted = Counter(id(one.code) for one in of_tool) - Counter(id(one.code) for one in lost)
         left, error, unsettled = sum(_MOST_OF_CODE if one.tool in callers else 1 for one in lost), None, iter(lost)
         async for result in settling(lost if _differ(fits, found, left, repeated) else (), tools, context):
             one = next(unsettled)
@@ -192,10 +198,10 @@ def _tool_called(name: str, spec: ToolCalledSpec, context: TermCompileContext) -
         if _differ(fits, found, left, repeated):
             raise error or RewardError(f"{left} calls of '{spec.tool}' failed by no fault of the policy's")
         for code in _codes(maybe, callers):
-            if found + repeated < spec.min:  # what was never made counts against no `max`
+            if found + repeated < least:  # what was never made counts against nobody
                 again = of_code(await run_again(code, tools, context, limit))
                 repeated += max(0, again - of_code(code.result) - counted[id(code)])
-        return measured(found, found + repeated)
+        return measured(found, repeated)
 
     return Term(name=name, spec=spec, measure_async=measure_async, where=where)
 
@@ -239,12 +245,7 @@ def _repeated(
     count: Callable[[ToolResult], int], lost: Sequence[Lost], context: RewardContext
 ) -> tuple[int, list[Lost]]:
     """How many calls that the lost ones may have made went well when made again; and the other lost ones."""
-    well = [
-        (call.name, call.arguments, result)
-        for turn in context.turns
-        for call, result in zip(turn.parsed.calls, turn.results, strict=False)
-        if isinstance(call, ToolCall) and result.outcome == "ok"
-    ]
+    well = list(_went_well(context)) if lost else ()
     repeated, left = 0, list[Lost]()
     for one in lost:
         again = [count(result) for name, given, result in well if (name, given) == (one.tool, one.arguments)]
@@ -255,13 +256,21 @@ def _repeated(
     return repeated, left
 
 
-def _differ(fits: Callable[[int], bool], found: int, lost: int, repeated: int) -> bool:
+def _went_well(context: RewardContext) -> Iterator[tuple[str | None, Any, ToolResult]]:
+    """The calls that went well, with their arguments and results; those that code made have no more than that."""
+    for turn in context.turns:
+        for call, result in zip(turn.parsed.calls, turn.results, strict=False):
+            if isinstance(call, ToolCall) and result.outcome == "ok":
+                yield call.name, call.arguments, result
+            kept = (result.details or {}).get("calls")
+            for one in kept if isinstance(kept, Sequence) else ():
+                if isinstance(one, Mapping) and one.get("outcome") == "ok" and not one.get("is_cut"):
+                    yield str(one.get("tool")), one.get("arguments"), ToolResult(str(one.get("tool")), "", "ok")
+
+
+def _differ(fits: Callable[[int, int], bool], found: int, lost: int, repeated: int) -> bool:
     """True if it would be another verdict had some of the lost calls succeeded."""
-
-    def verdict(more: int) -> bool:
-        return any(fits(found + more + again) for again in range(repeated + 1))
-
-    return any(verdict(more) != verdict(0) for more in range(1, lost + 1))
+    return any(fits(found + more, repeated) != fits(found, repeated) for more in range(1, lost + 1))
 
 
 def _tool_call_count(name: str, spec: ToolCallCountSpec, context: TermCompileContext) -> Term:
@@ -274,24 +283,32 @@ def _tool_call_count(name: str, spec: ToolCallCountSpec, context: TermCompileCon
         own = sum(max(len(turn.results), len(turn.parsed.calls)) for turn in turns)
         return own + sum(map(_made, _results(context, last_only=last_only)))
 
+    # It is better for the policy to have made no more than `most`, or at least `least`.
+    most, least, costs = spec.max, spec.min, spec.usual_weight < 0
+    if costs:
+        most, least = None if least is None else least - 1, None if most is None else most + 1
+
     def measured(found: int, lost: int = 0) -> Measured:
-        fits = (spec.min is None or found >= spec.min) and (spec.max is None or found - lost <= spec.max)
+        for_min, for_max = (found - lost, found) if costs else (found, found - lost)
+        fits = (spec.min is None or for_min >= spec.min) and (spec.max is None or for_max <= spec.max)
         return Measured(float(fits), f"{found} calls", {"calls": found} | ({"lost": lost} if lost else {}))
 
     async def measure_async(context: RewardContext) -> Measured:
-        limit, found, least, more = share_of_time(SHARE), count(context), spec.min or 0, 0
+        limit, found, more = share_of_time(SHARE), count(context), 0
         lost = lost_calls(context, tools, last_only=last_only)
-        if spec.max is not None and found > spec.max:
-            too_many = spec.max - (found - len(lost)) + 1
+        if most is not None and found > most:
+            too_many = most - (found - len(lost)) + 1
             against = await count_against(lost, tools, context, most=too_many) if too_many > 0 else 0
-            return measured(found, len(lost) - against)
+            away = len(lost) - against
+            if not costs or found - away <= most:
+                return measured(found, away)
         for code in _codes(lost, codes):
-            if found + more < least:
+            if found + more < (least or 0):
                 more += max(0, _made(await run_again(code, tools, context, limit)) - _made(code.result))
         return measured(found + more, more)
 
     where = partial(_calls_at, tool=None, last_only=last_only)
-    if spec.max is None and not codes:
+    if most is None and not codes:
         return Term(name=name, spec=spec, measure=lambda context: measured(count(context)), where=where)
     return Term(name=name, spec=spec, measure_async=measure_async, where=where)
 
