@@ -88,7 +88,7 @@ class Recorded:
     refused: Mapping[str, Any] | None = None
     """The last one that the model's server failed at or refused. Of an author's first words that tells nothing."""
     is_long: bool = False
-    """The model has written on one for longer than it may."""
+    """The model has written on one for longer than it may, or what its server fails at."""
     rows: list[Tokens] = field(default_factory=list)
     """The training rows, once the episode has ended."""
 
@@ -262,6 +262,9 @@ class Gateway:
         except (RewardError, TimeoutError):
             raise EndpointError(str(failed)) from failed  # whatever its status, it is no mistake of the agent's
         if given is None:
+            is_back = not (failed.is_cut or is_away(failed) or failed.status in UNCLEAR)
+            if is_back and not held.aside.exchanges:  # it may fail at what the model writes
+                held.aside.is_long |= await self._starts(held.aside, sent)
             raise EndpointError(f"the model's server fails at this request: {failed}", status=400) from failed
         return given
 

@@ -226,6 +226,30 @@ def test_a_request_that_makes_the_server_fail_is_the_agents_where_another_is_ans
     assert gateway(answer, tmp_path, play)["success"] is True
 
 
+@pytest.mark.parametrize(
+    ("failing", "is_begun", "reason"),
+    [(Reply(500), True, "host"), (Reply(200, "{}"), True, "host"), (Reply(500), False, "client"),
+     (Reply(400), True, "client")],
+)  # fmt: skip
+def test_a_first_answer_that_the_server_fails_at_is_the_policys_and_a_first_request_is_not(
+    failing: Reply, is_begun: bool, reason: str, tmp_path: Path
+) -> None:
+    """As one whose parser of calls fails at what the model writes: it has a first token each time."""
+
+    def answer(body: Any) -> Any:
+        return "Yes" if "Say yes." in str(body) or (is_begun and body.get("max_tokens") == 1) else failing
+
+    async def play(ask: Asks, model: FakeEndpoint) -> Any:
+        seat = await seat_of(ask)
+        assert (await ask("POST", f"{seat['base_url']}/chat/completions", {"messages": seat["messages"]}))[0] == 400
+        ended = await finished(ask, seat)
+        assert (ended["total"] is None) == (reason == "client")
+        return ended["reason"]
+
+    with paused_for(0.02):
+        assert gateway(answer, tmp_path, play) == reason
+
+
 @pytest.mark.parametrize("has_proxy", [False, True])
 def test_a_request_that_fells_the_server_each_time_is_the_agents_and_takes_nothing_from_others(
     tmp_path: Path, has_proxy: bool
