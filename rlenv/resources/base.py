@@ -324,7 +324,10 @@ class TempdirResource:
             # To its end: nothing may be copied into a folder that is being removed.
             await _copy_threads.finish(partial(_copy, source, path, allowed))
         except (TemplateError, RefusedPath, OSError, shutil.Error) as error:
-            raise ResourceError(f"the folder of resource '{self.name}' cannot be filled: {error}") from error
+            reason = "task" if isinstance(error, (TemplateError, RefusedPath)) else None
+            raise ResourceError(
+                f"the folder of resource '{self.name}' cannot be filled: {error}", reason=reason
+            ) from error
 
 
 def _copy(source: Path, target: Path, allowed: Sequence[Path] | None) -> None:

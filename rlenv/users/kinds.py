@@ -91,7 +91,7 @@ class _ModelSession:
         try:
             system = broken(*user.prompt.written(task=context.task, vars=context.vars))
         except TemplateError as error:
-            raise EpisodeError(f"the user's prompt cannot be written: {error}", reason="user") from error
+            raise EpisodeError(f"the user's prompt cannot be written: {error}", reason="task") from error
         opening = [Message("system", system), Message("user", "(The conversation begins.)")]
         if dialogue and dialogue[0].role == "assistant":
             del opening[1]  # the policy has begun it
@@ -339,7 +339,7 @@ class _ScriptedSession:
         except TemplateError as error:
             if isinstance(template, Template) and "message" in template.names:
                 return None  # the policy's words may have done it, and must not leave out its own sample
-            raise EpisodeError(f"the user's reply cannot be written: {error}", reason="user") from error
+            raise EpisodeError(f"the user's reply cannot be written: {error}", reason="task") from error
 
 
 def compile_scripted(spec: ScriptedUserSpec, context: CompileContext) -> _Scripted:

@@ -351,12 +351,18 @@ def test_a_failure_says_whether_the_server_had_the_request(reply: Reply, reason:
         ("Solve {{ task.question }}", "{{ task.question.split(':')[1] }}"),
         ("turns: 5", 'turns: "{{ task.question }}"'),
         ("kind: calculator", "kind: calculator, offered: '{{ [task.question] }}'"),
+        (
+            "tools: {",
+            """resources: {box: {kind: tempdir, path: "{{ task.question.split(':')[1] }}"}}\ntools: {""",
+        ),
+        ("tools: {", "resources: {db: {kind: sqlite, path: '{{ task.question[9] }}.db'}}\ntools: {"),
+        ("tools: {", """user: {kind: scripted, replies: ["{{ task.question.split(':')[1] }}"]}\ntools: {"""),
     ],
 )
 def test_arguments_that_make_no_task_of_an_agents_are_the_policys_own_failure(old: str, new: str, play: Any) -> None:
-    trajectory, server = play(["<answer>5</answer>"], ", on_failure: invalid", inner=INNER.replace(old, new))
+    trajectory, server = play(["Which?"], ", on_failure: invalid", inner=INNER.replace(old, new))
     (result,) = trajectory.turns[0].results
-    assert (result.reason, result.whose, server.requests) == ("bad_arguments", "policy", [])
+    assert (result.reason, result.whose, len(server.requests)) == ("bad_arguments", "policy", int("user:" in new))
     assert trajectory.reward.total is not None
 
 

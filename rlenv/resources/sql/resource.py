@@ -208,7 +208,8 @@ class SqlResource:
                 return source
             path = self._find(written)
         except (TemplateError, RefusedPath) as error:
-            raise ResourceError(f"resource '{self.name}': its path cannot be filled in: {error}") from error
+            told = f"resource '{self.name}': its path cannot be filled in: {error}"
+            raise ResourceError(told, reason="task") from error
         return self._new(written, path)
 
     def _new(self, written: str, path: Path) -> Any:

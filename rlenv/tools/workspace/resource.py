@@ -351,7 +351,9 @@ class WorkspaceResource:
         Raises:
             ResourceError: its image or what it starts with is not there.
         """
-        with told_as(ResourceError, f"the machine '{self.name}' cannot be made:", TemplateError, RefusedPath, OSError):
+        told = f"the machine '{self.name}' cannot be made:"
+        of_row = told_as(ResourceError, told, TemplateError, RefusedPath, reason="task")
+        with of_row, told_as(ResourceError, told, OSError):
             spec = self.of_row(context.task, context.vars)
             copied = self.source("path", context.task, context.vars)
             image, tests_image = await _threads.finish(lambda: self.images(context.task, context.vars))
