@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 _MAX_KEPT_ARGUMENTS = 1_000
 _MAX_ARGUMENTS, _MAX_AT_ONCE = 1_000_000, 16_000_000
+_TOGETHER = 64
+"""So many of the calls that code makes at once run at once; the rest follows in groups."""
+_TOO_MUCH = "what calls at once give is more than the code may hold in memory"
 _MARGIN_S = 0.25
 """So long before the call's end waiting for a worker is given up."""
 _GRACE_S = 2.0
@@ -122,11 +125,35 @@ class _Runner:
         try:
             found = await step(cell.start, code, self._spec.time_s)
             while isinstance(found, PendingCalls):
-                found = await step(cell.answer, await _answers(found, self._called, call, made), LOOK_AGAIN_S)
+                found = await step(cell.answer, await self._answers(found, call, made), LOOK_AGAIN_S)
             return found
         finally:
             if cell.is_held:
                 await asyncio.shield(asyncio.ensure_future(_in_thread(threads, cell.release)))
+
+    async def _answers(self, asked: PendingCalls, call: ToolContext, made: _Made) -> dict[int, dict[str, Any]]:
+        """The tools' answers, each in the form in which the sandbox goes on: a value, or an exception. No more of them
+        are asked for than the code could hold."""
+        if call.run_calls is None:
+            raise EpisodeError("code called a tool where no environment runs calls", reason="code")
+        calls, answers = await asyncio.to_thread(_read, asked, self._called)
+        numbers, left = list(calls), self._spec.memory_mb * 1024 * 1024
+        for at in range(0, len(numbers), _TOGETHER):
+            group = numbers[at : at + _TOGETHER]
+            if time.monotonic() >= call.deadline:
+                raise ToolFailed("the code's time is up", reason="late")
+            results = await call.run_calls([calls[number] for number in group], call) if left >= 0 else ()
+            for number, result in zip(group, results, strict=False):
+                made.add(calls[number], result)
+                if result.outcome != "ok":
+                    answers[number] = {"exception": RuntimeError(result.text)}
+                    continue
+                value = result.text if result.value is None else result.value
+                if (left := left - size(value, max(left, 0))) >= 0:
+                    answers[number] = {"return_value": value}
+            for number in group:
+                answers.setdefault(number, {"exception": RuntimeError(_TOO_MUCH)})
+        return answers
 
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[_Pool]:
@@ -206,25 +233,6 @@ async def _in_thread(
     if job.error is not None:
         raise job.error
     return job.result
-
-
-async def _answers(
-    asked: PendingCalls, called: Mapping[str, Tool], call: ToolContext, made: _Made
-) -> dict[int, dict[str, Any]]:
-    """The tools' answers, each in the form in which the sandbox goes on: a value, or an exception."""
-    if call.run_calls is None:
-        raise EpisodeError("code called a tool where no environment runs calls", reason="code")
-    calls, answers = await asyncio.to_thread(_read, asked, called)
-    if time.monotonic() >= call.deadline:
-        raise ToolFailed("the code's time is up", reason="late")
-    results = await call.run_calls(list(calls.values()), call)
-    for (number, one), result in zip(calls.items(), results, strict=True):
-        made.add(one, result)
-        if result.outcome == "ok":
-            answers[number] = {"return_value": result.text if result.value is None else result.value}
-        else:
-            answers[number] = {"exception": RuntimeError(result.text)}
-    return answers
 
 
 def _read(asked: PendingCalls, called: Mapping[str, Tool]) -> tuple[dict[int, ToolCall], dict[int, dict[str, Any]]]:

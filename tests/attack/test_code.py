@@ -29,7 +29,7 @@ from rlenv.tools._monty import _read
 from rlenv.tools._monty_cell import PendingCalls
 from rlenv.tools._sandbox import _Sandbox
 from rlenv.tools._seccomp import OWN_PID, system_call_filter
-from rlenv.tools.base import Tool
+from rlenv.tools.base import Tool, ToolOutput
 from rlenv.tools.code import KIND, CodeSpec
 
 SANDBOXES = ["monty", pytest.param("bubblewrap", marks=pytest.mark.sandbox)]
@@ -574,8 +574,8 @@ def test_rules_that_count_calls_see_those_that_code_made(tmp_path: Path) -> None
     assert played(tmp_path, many, tool_calls=99, calls_per_turn=99)[1] == {"few": 0.0, "looked": 0.0}
 
 
-def made_by(code: str, others: dict[str, Tool], **context: Any) -> ToolResult:
-    spec = CodeSpec.model_validate({"kind": "code", "tools": list(others), "session": True})
+def made_by(code: str, others: dict[str, Tool], *, memory_mb: int = 128, **context: Any) -> ToolResult:
+    spec = CodeSpec.model_validate({"kind": "code", "tools": list(others), "session": True, "memory_mb": memory_mb})
     (tool,) = KIND.factory("run", spec, CompileContext(base=Path(), tools=others))
 
     async def go() -> ToolResult:
@@ -651,6 +651,26 @@ def test_what_code_gives_beyond_what_calls_at_once_take_is_not_looked_at() -> No
         made = PendingCalls({number: ("look", (given,), {}) for number in range(100)})
         calls, refused = _read(made, {"look": look})
         assert (len(calls) + len(refused), Given.measured <= 40) == (100, True)
+
+
+@pytest.mark.parametrize(("turn", "chars"), [(0, 60_000), (-1, 1_000_000)])
+def test_no_more_answers_are_asked_for_at_once_than_the_code_could_hold(turn: int, chars: int) -> None:
+    """All of them stand in rlenv's own process before the code has one."""
+    met = list[Any]()
+
+    def answer(arguments: Any) -> ToolOutput:
+        met.append(arguments)
+        return ToolOutput("", ["x" * chars])
+
+    code = "import asyncio\nlen(await asyncio.gather(*[look(str(n)) for n in range({})]))"
+    look = fake_tool("look", answer, parameters=TEXT)
+    for calls in (10, 900):
+        met.clear()
+        result = made_by(code.format(calls), {"look": look}, memory_mb=16, turn=turn)
+        most = (16 << 20) // chars
+        assert len(met) == calls if calls < most else most < len(met) <= most + 64
+        assert calls > most or result.outcome == "ok"
+        assert result.whose in ("", "policy")
 
 
 def test_a_session_that_grows_too_large_is_as_it_was_before() -> None:
