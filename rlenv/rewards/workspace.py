@@ -39,6 +39,8 @@ from rlenv.tools.workspace.resource import RESULTS, Workspace
 
 _MOST_LOST, _MOST_NAMED, _MOST_CHARS, _KEPT_CHARS = 4, 5, 100, 500
 _DEEPEST: Final = 100
+_MOST_FOUND: Final = 300_000  # names of tests: beyond, a table of them is moved in one go, for which all threads wait
+_LONGEST_TAG: Final = 262_144  # bytes: its attributes are read in one go, too
 _MOST_AT_FIRST: Final = 4_096  # rows whose number over an untouched machine is kept
 _MOST_LOG, _KEPT_BYTES, _MOST_AT_ONCE = 16_000_000, 65_536, 65_536  # bytes of a log, and of what is read of it at once
 _BY_ROW: Final = ("command", "collect", "patch", "last", "tests", "keep", "exclude", "time_s")
@@ -116,11 +118,13 @@ def passed_in(text: str, format: str) -> dict[str, bool]:
     the log's length.
 
     Raises:
-        ValueError: a report is none of its format.
+        ValueError: a report is none of its format, or names too many.
     """
     found: dict[str, bool] = {}
     for name, passed in _READERS[format](text):
         found[name] = found.get(name, True) and passed
+        if len(found) > _MOST_FOUND:
+            raise ValueError(f"a log names at most {_MOST_FOUND:,} tests")
     return found
 
 
@@ -239,12 +243,16 @@ def _junit(text: str) -> _Named:
     def refuse(*_: object) -> None:
         raise ValueError("a report declares no entities")
 
-    parser = expat.ParserCreate()
+    parser = expat.ParserCreate("utf-8")
     parser.StartElementHandler, parser.StartDoctypeDeclHandler = start, refuse
     parser.EndElementHandler = lambda _: within.pop()
+    read = 0
     with told_as(ValueError, "", expat.ExpatError):
-        for piece in _pieces(text, ">"):
+        for piece in (one.encode(errors="replace") for one in _pieces(text, ">")):
             parser.Parse(piece, False)
+            read += len(piece)
+            if read - parser.CurrentByteIndex > _LONGEST_TAG:  # an element that is open is not read yet
+                raise ValueError(f"a tag has at most {_LONGEST_TAG:,} bytes")
         parser.Parse("", True)
     yield from ((one, passed) for name, passed in tests for one in {name, name.partition(" ")[0]})
 

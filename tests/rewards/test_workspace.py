@@ -558,6 +558,17 @@ def test_a_report_that_is_none_is_said(text: str, says: str) -> None:
         passed_in(text, "junit")
 
 
+def test_a_log_names_no_more_tests_than_are_kept_without_all_threads_waiting() -> None:
+    """And long texts between the tags of a report are no tags."""
+    with pytest.raises(ValueError, match="300,000 tests"):
+        passed_in("".join(f"PASSED a::{number}\n" for number in range(300_001)), "pytest")
+    many = " ".join(f"a{number}='>'" for number in range(60_000))
+    with pytest.raises(ValueError, match="262,144 bytes"):
+        passed_in(f"<a>{'ä' * 500_000}<b {many}/></a>", "junit")
+    report = "<a>{0}<![CDATA[{0}]]><testcase classname='t' name='b'><failure message='{1}'/>{0}</testcase></a>"
+    assert passed_in(report.format("ä" * 900_000, "x" * 200_000), "junit") == {"t.b": False}
+
+
 @pytest.mark.parametrize("format", ["pytest", "unittest", "go", "jest", "cargo"])
 @pytest.mark.parametrize("part", ["::", " ... ", "PASSED ( ", "test_a (", "--- PASS: ", "✓ (1 ", "\x1b[1", '{"', " \t"])
 def test_a_log_is_read_in_time_that_grows_with_its_length(format: str, part: str) -> None:
