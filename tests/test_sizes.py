@@ -10,11 +10,12 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 MOST_OF_A_FUNCTION = 60
 MOST_OF_A_MODULE = 450
-MOST_FILES = 410
+MOST_FILES = 411
 MOST_LINES = 98_800
 """Of all files together, blank lines left out. What comes makes room for itself; more needs a capability as reason.
 
-The last: a model that reads specs (`--reader`), and relations between the facts of a spec in what validate warns of."""
+The last: a model that reads specs (`--reader`), relations between the facts of a spec in what validate warns of, and
+the sandbox of templates (a file of its own), which bounds all work over what a policy wrote."""
 
 
 def _sources() -> list[tuple[str, str]]:

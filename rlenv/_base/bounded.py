@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache, wraps
+from functools import cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
@@ -86,40 +86,6 @@ def size(value: Any, limit: int) -> int:
         else:
             total += 64
     return total
-
-
-_MOST_CHANGED: Final = 65_536
-_MOST_WRITTEN: Final = 1_000_000
-_OF_ANY_LENGTH: Final = frozenset("length count first last default d truncate attr items".split())
-_QUICK: Final = frozenset("trim lower upper replace tojson string pprint xmlattr join urlencode".split())
-_INSTANT: Final = frozenset("startswith endswith find rfind index rindex count encode".split())
-
-
-def bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter of Jinja that refuses what takes it long on the event loop: most take up to a microsecond a character.
-
-    A text or a list of more than 65,536 is too long; for what is quick, and writes a value as a whole, 1,000,000.
-    """
-    if name in _OF_ANY_LENGTH:
-        return function
-    at = hasattr(function, "jinja_pass_arg")  # Jinja hands it a context or an environment first
-
-    @wraps(function)
-    def filtered(*args: Any, **kwargs: Any) -> Any:
-        value, most = args[at], _MOST_WRITTEN if name in _QUICK else _MOST_CHANGED
-        is_held = isinstance(value, (str, bytes, list, tuple, set, frozenset, Mapping))
-        if is_held and (len(value) > most or (name in _QUICK and size(value, most) > most)):
-            raise OverflowError(f"{name}: longer than the {most:,} characters or items that it takes")
-        return function(*args, **kwargs)
-
-    return filtered
-
-
-def refuse_long(function: Any) -> None:
-    """Raises OverflowError where `function` is the method of a text that is too long for it to be quick."""
-    text, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
-    if isinstance(text, (str, bytes)) and len(text) > _MOST_WRITTEN and name not in _INSTANT:
-        raise OverflowError(f"{name}: longer than the {_MOST_WRITTEN:,} characters that it takes")
 
 
 def bounded(value: Any, limit: int, *, cut: Callable[[str, int], str] = cut_middle) -> Any:

@@ -12,20 +12,19 @@ import secrets
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import jinja2
 import markupsafe
 from jinja2 import meta, nodes
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rlenv import _base
-from rlenv._base.bounded import bounded_filter, refuse_long
-from rlenv._base.paths import bounded_reading
-from rlenv._base.text import boxed, did_you_mean, strings_in
+from rlenv._base.text import did_you_mean, strings_in
 from rlenv.errors import RlenvError, UnfitTemplate
+from rlenv.language import sandbox
 from rlenv.language.functions import is_outage
+from rlenv.language.sandbox import environment_of, unbounded
 from rlenv.secrets import watched
 
 __all__ = ["Template", "TemplateError", "UnfitTemplate", "as_template", "compile_template", "compile_value"]
@@ -35,59 +34,15 @@ _T = TypeVar("_T")
 
 _OWN = frozenset(("vars", "resources"))  # what no row, model or server says
 _SINGLE = re.compile(r"\s*\{\{(?!\{)((?:(?!\{\{|\}\}).)*)\}\}\s*", re.DOTALL)
-_OF_TEMPLATES = (__file__, "<", *(os.path.dirname(str(one.__file__)) for one in (_base, jinja2, markupsafe)))
+_OF_TEMPLATES = (
+    __file__,
+    sandbox.__file__,
+    "<",
+    *(os.path.dirname(str(one.__file__)) for one in (_base, jinja2, markupsafe)),
+)
 _OF_PYTHON = os.path.dirname(os.__file__)  # what filters and methods of plain values call
 _OF_VALUES = re.compile(r"[/\\][a-z]+-packages[/\\]numpy[/\\]")
-_MAX_PRODUCT = 10_000_000
-_MAX_POWER_BITS = 100_000
 _OTHER_FILES: tuple[type[nodes.Stmt], ...] = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, in which `task.items` is the column called items: data comes before a mapping's own methods.
-
-    Products and powers are bounded, so that no template takes all memory or never ends for one short line.
-    """
-
-    intercepted_binops = frozenset(("*", "**"))
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**":
-            if isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > _MAX_POWER_BITS:
-                raise OverflowError("the power is too large")
-            return left**right
-        for one, times in ((left, right), (right, left)):
-            if isinstance(times, int) and isinstance(one, (str, list, tuple)) and len(one) * times > _MAX_PRODUCT:
-                raise OverflowError("the product is too large")
-            if isinstance(one, int) and one.bit_length() > _MAX_POWER_BITS:
-                raise OverflowError("the product is too large")
-        return left * right
-
-    def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
-        if self is _over_resources:
-            refuse_long(function)
-        # A policy may have left a pipe, a device or any length in the place of a file.
-        return super().call(context, bounded_reading(function, most=_MAX_PRODUCT), *args, **kwargs)
-
-    def getattr(self, obj: Any, attribute: str) -> Any:
-        if isinstance(obj, Mapping) and attribute in obj:
-            return obj[attribute]
-        found = super().getattr(obj, attribute)
-        is_lost = isinstance(found, jinja2.Undefined) and not attribute.startswith("_")
-        if is_lost and isinstance(getattr(type(obj), attribute, None), property | cached_property):
-            return getattr(obj, attribute)  # raises what its code did, as where that reads what is lost
-        return found
-
-
-_environment = _Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
-_environment.filters["boxed"] = boxed
-# Of templates over resources, in which a policy may leave texts and lists of any length.
-_over_resources = _environment.overlay()
-_over_resources.filters = {name: bounded_filter(name, one) for name, one in _environment.filters.items()}
-
-
-def _environment_of(names: Collection[str]) -> _Environment:
-    return _over_resources if "resources" in names else _environment
 
 
 class TemplateError(RlenvError):
@@ -112,10 +67,7 @@ class TemplateError(RlenvError):
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A compiled template. `names` are the top-level names that it reads; `paths` the dotted ones (`task.question`).
-
-    One that `is_plain` writes what it reads as it is; any other may take long over a long text.
-    """
+    """A compiled template. `names` are the top-level names that it reads; `paths` the dotted ones (`task.question`)."""
 
     source: str
     names: frozenset[str]
@@ -123,7 +75,6 @@ class Template:
     _text: Callable[..., str]
     _value: Callable[..., Any] | None
     _head: Callable[..., str] | None = None
-    is_plain: bool = False
 
     @property
     def is_constant(self) -> bool:
@@ -192,7 +143,7 @@ class Template:
 # Around each value that a template writes. Drawn for each process, so that no value can hold one.
 _BEGIN, _END = (f"\ufdd0{secrets.token_hex(8)}\ufdd1" for _ in range(2))
 _MARKS = re.compile(f"({_BEGIN}|{_END})")
-_marking_environment = _environment.overlay(finalize=lambda value: f"{_BEGIN}{value}{_END}")
+_marking_environment = unbounded.overlay(finalize=lambda value: f"{_BEGIN}{value}{_END}")
 
 
 @lru_cache(maxsize=1024)
@@ -288,13 +239,13 @@ def _pieces(node: nodes.Node) -> Iterator[nodes.Node]:
 
 
 def _rendering(tree: nodes.Template) -> Callable[..., str]:
-    environment = _environment_of(meta.find_undeclared_variables(tree))
+    environment = environment_of(meta.find_undeclared_variables(tree))
     return jinja2.Template.from_code(environment, environment.compile(tree), environment.globals.copy()).render
 
 
 def _tree(found: list[nodes.Expr]) -> nodes.Template:
     tree = nodes.Template([nodes.Output(list(found), lineno=1)], lineno=1)
-    tree.set_environment(_environment)
+    tree.set_environment(unbounded)
     return tree
 
 
@@ -337,16 +288,16 @@ def compile_template(source: str) -> Template:
 @lru_cache(maxsize=4096)
 def _compiled(source: str) -> Template:
     try:
-        tree = _environment.parse(source)
+        tree = unbounded.parse(source)
         for other in tree.find_all(_OTHER_FILES):
             said = "a template reads no other file; write the whole text in one: {file: NAME}"
             raise TemplateError(said, line=other.lineno)
         names = frozenset(meta.find_undeclared_variables(tree))
-        environment = _environment_of(names)
+        environment = environment_of(names)
         single = _SINGLE.fullmatch(source)
         value = environment.compile_expression(single[1], undefined_to_none=False) if single else None
         text, value = _quick(tree, environment.from_string(source).render, value)
-        return Template(source, names, _paths(tree), text, value, _head(tree), _plain(tree) is not None)
+        return Template(source, names, _paths(tree), text, value, _head(tree))
     except jinja2.TemplateSyntaxError as error:
         raise TemplateError(error.message or "syntax error", line=error.lineno) from error
     except TemplateError:
@@ -369,7 +320,7 @@ def template_of(source: str, *, key: str, names: Collection[str] | None = None) 
     except TemplateError as error:
         hint, said = "write {{ name }} for a value and {% if … %} for a condition", str(error).rstrip(".")
         if match := re.fullmatch(r"No (filter|test) named '(\w+)'", said):
-            hint = did_you_mean(match[2], _environment.filters if match[1] == "filter" else _environment.tests) or hint
+            hint = did_you_mean(match[2], unbounded.filters if match[1] == "filter" else unbounded.tests) or hint
         raise UnfitTemplate(f"the template cannot be read: {said}", key=key, hint=hint, line=error.line) from error
     for name in sorted(template.names.difference(template.names if names is None else names)):
         hint = did_you_mean(name, sorted(names or ()), "known names")
@@ -399,7 +350,7 @@ def _reason(error: Exception) -> str:
 def compile_written(source: str, write: Callable[[Any], str]) -> Callable[..., str]:
     """A template that writes by `write` what reads more than `vars`; raises TemplateError for a syntax error."""
     compile_template(source)
-    tree = _environment.parse(source)
+    tree = unbounded.parse(source)
     for output in tree.find_all(nodes.Output):
         output.nodes = [_written(node) for node in output.nodes]
     render = _rendering(tree)

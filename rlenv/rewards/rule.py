@@ -29,8 +29,6 @@ _NAMES = frozenset(("task", "vars", "resources", "answer", "item"))
 _WRITTEN = frozenset(("answer", "said"))
 _OF_THE_POLICY = _WRITTEN | {"resources"}
 _MAX_SAID = 65_536
-_OF_ANSWER = re.compile(r"\banswer\b")
-_LENGTH = re.compile(r"\banswer\s*\|\s*(?:length|count)\b")  # takes no time, whatever the length is
 _COLUMN = re.compile(r"\{\{\s*task\.([A-Za-z_]\w*)\s*\}\}", re.ASCII)
 
 
@@ -93,14 +91,11 @@ def compile_for_context(value: Any, *, where: str, names: frozenset[str] = _NAME
         if _OF_THE_POLICY & set(template.names):
             over_policy.append(template)
     reads_said = any("said" in template.names for template in over_policy)
-    changes_answer = any(not one.is_plain and _OF_ANSWER.search(_LENGTH.sub("", one.source)) for one in over_policy)
     if isinstance(value, str) and (column := _COLUMN.fullmatch(value.strip())):
         return _column(column[1], where)
     fill = compile_value(value)
 
     def filled(context: RewardContext, item: Any = None) -> Any:
-        if changes_answer and len(context.answer or "") > _MAX_SAID:
-            raise UnfitAnswer(f"{where}: the answer is longer than the {_MAX_SAID:,} characters that are looked at")
         values = {
             "task": context.task,
             "vars": context.vars,

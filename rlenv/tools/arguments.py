@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema_rs
 import orjson
 
-from rlenv._base.bounded import cut_end, size
+from rlenv._base.bounded import cut_end
 from rlenv._base.paths import RefusedPath, leads_out, real
 from rlenv._base.schemas import BoundedValidator
 from rlenv._base.text import did_you_mean, parts_of
@@ -39,7 +39,6 @@ _MAX_SHOWN = 60
 _MAX_LISTED = 1_000
 _MAX_FAULTS = 3
 _MAX_OPTIONS = 100
-_MAX_CHANGED = 65_536  # filters and methods of a template may take a microsecond a character, on the event loop
 _NO_RESOURCES: Mapping[str, Any] = {}
 # Keywords that can bring in arguments which `properties` does not name.
 _OPEN = frozenset(
@@ -297,17 +296,17 @@ def compile_filling(
     fill = templates.compile_written(marked, write) if write is not None else templates.compile_value(marked)
     read = [templates.compile_template(text) for text in templates.texts_in(value)]
     names = {name for template in read for name in template.names}
-    changes_args = any("args" in template.names and not template.is_plain for template in read)
 
     def filled(*, args: Any, task: Any, resources: Any = _NO_RESOURCES) -> Any:
-        if changes_args and size(args, _MAX_CHANGED) > _MAX_CHANGED:
-            raise ToolFailed(f"the arguments are longer than {_MAX_CHANGED:,} characters", reason="too_large")
         try:
             return with_secrets(fill(args=args, task=task, resources=resources, vars=vars))
         except templates.TemplateError as error:
             if not (error.is_unfit and names & {"args", "resources"}):
                 raise  # what earlier calls have left in resources is the policy's too
-            raise ToolFailed("the request cannot be written with these arguments", reason="bad_arguments") from error
+            is_long = isinstance(error.__cause__, OverflowError)
+            said = f": {error.__cause__}" if is_long else ""
+            reason = "too_large" if is_long else "bad_arguments"
+            raise ToolFailed(f"the request cannot be written with these arguments{said}", reason=reason) from error
 
     return filled
 

@@ -384,14 +384,20 @@ def test_a_name_or_a_form_that_a_call_gives_and_nothing_takes_is_the_policys(nam
 
 @pytest.mark.parametrize(
     ("read", "longest"),
-    [("{{ args.name | trim }}", 65_536), ("{{ args.name.split(',') }}", 65_536), ("{{ args.name }}", 1e6)],
+    [
+        ("{{ args.name | title }}", 65_536),
+        ("{{ args.name | trim }}", 1e6),
+        ("{{ args.name.split(',') }}", 1e6),
+        ("{% for one in args.name %}{{ one }}{% endfor %}", 20_000),
+        ("{{ args.name }}", 2e6),
+    ],
 )
 def test_a_template_that_changes_an_argument_takes_no_very_long_one(read: str, longest: float) -> None:
     """A filter may take a microsecond a character, on the event loop."""
     fill = compile_filling(read, key="body", parameters={"properties": {"name": {"type": "string"}}}, vars={})
-    for length in (60_000, 66_000, 900_000):
+    for length in (10_000, 60_000, 66_000, 900_000, 1_100_000):
         if length <= longest:
-            assert "".join(fill(args={"name": "x" * length}, task={})) == "x" * length
+            assert "".join(fill(args={"name": "x" * length}, task={})).lower() == "x" * length
         else:
             with pytest.raises(ToolFailed) as raised:
                 fill(args={"name": "x" * length}, task={})
@@ -404,14 +410,14 @@ def test_a_template_that_changes_an_argument_takes_no_very_long_one(read: str, l
         ("text | title | length", 65_536), ("text.split() | length", 1_000_000), ("text | length", None),
         ("text | trim | length", 1_000_000 - 2), ("text.strip() | title | length", 65_536),
         ("text.count('a')", None), ("text | truncate(9) | length", None), ("items | sort | length", 65_536),
-        ("items | map('string') | list | length", 65_536), ("items | sum", 65_536), ("items | first", None),
+        ("items | map('string') | list | length", 32_000), ("items | sum", 65_536), ("items | first", None),
         ("items | tojson | length", 100_000), ("nested | tojson | length", 2_200), ("nested | list | length", 65_536),
     ],
 )  # fmt: skip
 def test_a_template_changes_no_very_long_text_or_list_that_is_left(read: str, takes: int | None) -> None:
     """A filter may take a microsecond a character, on the event loop: what a policy makes longer does not fit."""
     template = compile_template("{{ resources.desk." + read + " }}")
-    for size in (2_000, 60_000, 66_000, 999_000, 1_001_000):
+    for size in (2_000, 20_000, 60_000, 66_000, 999_000, 1_100_000):
         left = {"text": "a" * size, "items": [1] * size, "nested": [["x" * 400]] * size}
         for values in ({"resources": {"desk": left}}, {"resources": {"desk": SimpleNamespace(**left)}}):
             if takes is None or size <= takes:

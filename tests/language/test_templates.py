@@ -207,3 +207,67 @@ def test_what_a_file_can_fail_by_is_of_what_is_read_and_what_the_machine_or_a_se
     error = TemplateError("failed")
     error.__cause__ = cause
     assert error.is_unfit == (cause in MISFITS)
+
+
+_LONG = "a b\n" * 250_000
+_TWICE = "{% macro twice(n) %}{% if n %}{{ twice(n - 1) }}{{ twice(n - 1) }}{% endif %}{% endmacro %}"
+_GROWN = "{% set all = namespace(text='') %}{% for one in range(500) %}{% set all.text = "
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for one in answer %}x{% endfor %}",
+        "{% for one in answer.splitlines()[:5000] %}{% if one in answer %}x{% endif %}{% endfor %}",
+        "{% for one in range(500) %}{{ answer }}{% endfor %}",
+        "{% for one in (1, 2) recursive %}{{ loop(answer) }}{% endfor %}",
+        "{% for one in answer.split()[:40000] | map('trim') %}{{ one }}{% endfor %}",
+        _TWICE + "{{ twice(answer | length) }}",
+        _TWICE + "{{ twice(answer[:40] | length) }}",
+        _GROWN + "all.text ~ answer %}{% endfor %}",
+        _GROWN + "all.text + answer %}{% endfor %}",
+        "{{ answer | trim | upper }}",
+        "{{ answer | replace('a', answer) }}",
+        "{{ answer.replace('a', answer) }}",
+        "{{ answer.split(' ')[:900] | join(answer) }}",
+        "{{ answer.join(answer[:900].split(' ')) }}",
+        "{{ answer.split()[:9000] | select('in', answer) | list }}",
+        "{{ 'x'.center(answer | length) }}",
+        "{{ 'x' | indent(answer | length, true) }}",
+        "{{ '%*d' % (answer | length, 1) }}",
+        "{{ '{:>{}}'.format(1, answer | length) }}",
+        "{{ 3.5 | round(answer | length, 'floor') }}",
+    ],
+)
+def test_a_rendering_over_what_a_policy_wrote_does_bounded_work(source: str) -> None:
+    """Each takes from a second to for ever, or gigabytes, where nothing bounds it."""
+    with pytest.raises(TemplateError, match=r"longer than|nested too deep") as raised:
+        compile_template(source).text(answer=_LONG)
+    assert raised.value.is_unfit
+
+
+_TREE = "{% for one in ['c', answer[:1]] | sort recursive %}{{ one }}{% if one == 'c' %}{{ loop('d') }}{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ answer | length }} {{ answer.count('a') }} {{ answer[:3] | upper }}", "1000000 250000 A B"),
+        ("{{ answer.split() | length }}", "500000"),
+        ("{{ 'b' in answer and answer == answer and answer is string }}", "True"),
+        ("{% for one in answer.split()[:2] %}{{ loop.index }}/{{ loop.length }}{{ one }} {% endfor %}", "1/2a 2/2b "),
+        (_TREE + "{% endfor %}", "acd"),
+        ("{{ '%s of %d' % (answer[:1], 3) }} {{ '{:.2f}'.format(2) }}", "a of 3 2.00"),
+        ("{{ answer[:1] ~ 1 }} {{ answer[:1] + 'b' }} {{ 2 + 3 * 2 ** 2 % 7 }}", "a1 ab 7"),
+        ("{{ answer[:7].splitlines() | map('replace', 'a', 'x') | join(', ') }}", "x b, x b"),
+        ("{% filter upper %}{{ answer[:1] }}{% endfilter %}{{ answer[:1] | d('z') | tojson }}", 'A"a"'),
+    ],
+)
+def test_bounded_work_changes_nothing_that_a_template_writes(source: str, text: str) -> None:
+    assert compile_template(source).text(answer=_LONG) == text
+    assert compile_template(source.replace("answer", "task")).text(task=_LONG) == text
+
+
+def test_each_rendering_has_its_own_work() -> None:
+    template = compile_template("{{ answer | title | length }}")
+    assert [template.value(answer="x" * 60_000) for _ in range(3)] == [60_000] * 3

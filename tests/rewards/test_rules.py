@@ -448,10 +448,12 @@ def test_of_a_long_talk_the_end_is_seen() -> None:
     assert measure("value", where, value="{{ said | length }}").value == 65_536
 
 
-@pytest.mark.parametrize(("length", "value"), [(65_536, 1.0), (65_537, 0.0)])
+@pytest.mark.parametrize(("length", "value"), [(65_533, 1.0), (65_536, 0.0)])
 def test_a_template_that_changes_an_answer_takes_no_very_long_one(length: int, value: float) -> None:
-    for template in ("{{ answer | upper | length > 0 }}", "{{ answer.split(',') | map('trim') | list | length }}"):
-        assert measure("value", reward_context(answer="x" * length), value=template).value == value
+    answer = reward_context(answer="x" * length)
+    assert measure("value", answer, value="{{ answer | title | length > 0 }}").value == value
+    # A cost by what is quick over a long answer is the cost, and no other.
+    assert measure("value", answer, value="{{ answer.split(',') | map('trim') | list | length }}", weight=-1).value == 1
     assert measure("value", reward_context(answer="0" * (length - 1) + "1"), value="{{ answer }}").value == 0
     # What a length costs is not to be had for less by a very long answer.
     for template, found in (("{{ answer | length }}", length), ("{{ 1 - (answer|count) / 2 }}", 1 - length / 2)):

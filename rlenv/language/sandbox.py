@@ -1,0 +1,219 @@
+"""The sandboxed Jinja in which templates run: no private names, bounded products, and bounded work over long values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, Final
+
+import jinja2
+from jinja2 import nodes
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from rlenv._base.bounded import size
+from rlenv._base.paths import bounded_reading
+from rlenv._base.text import boxed
+
+__all__ = ["Sandbox", "environment_of", "unbounded"]
+
+_WRITTEN: Final = frozenset("answer args info message observation resources result said".split())  # of any length
+_MAX_PRODUCT: Final = 10_000_000
+_MAX_POWER_BITS: Final = 100_000
+_MOST_WORK: Final = 65_536
+_FREE: Final = frozenset("length count first last default d truncate attr items".split())
+_QUICK: Final = frozenset("trim lower upper replace tojson string pprint xmlattr join urlencode".split())
+_AT_ONCE: Final = frozenset("startswith endswith find rfind index rindex count encode".split())
+_WIDE: Final = frozenset("center indent batch slice round ljust rjust zfill expandtabs format".split())
+_STARRED: Final = re.compile(r"\{[^{}]*\{|%[^%a-z]*\*")  # a width that stands among the arguments
+_LISTS: Final = (list, tuple, set, frozenset, Mapping)
+
+
+class Work:
+    """What a rendering of a template may still do with values of any length.
+
+    It is counted in characters and items, some microsecond each, and not in time: what fits on one machine fits on all.
+    """
+
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        self.left = _MOST_WORK
+
+    def spend(self, name: str, units: int) -> None:
+        """Raises OverflowError where `units` more are too many."""
+        self.left -= units
+        if self.left < 0:
+            raise OverflowError(f"{name}: longer than the {_MOST_WORK:,} characters or items that a template works on")
+
+    def filter(self, value: Any, given: Sequence[Any], *, name: str) -> None:
+        """A filter of Jinja; one that is quick takes a sixteenth of the time."""
+        if name not in _FREE and isinstance(value, (str, bytes)):
+            self.spend(name, len(value) // (16 if name in _QUICK else 1))
+        elif name not in _FREE and isinstance(value, _LISTS):
+            self.spend(name, len(value) // (4 if name in _QUICK else 1))
+            self.spend(name, size(value, 16 * self.left) // 16 if name in _QUICK else 0)  # which write all of it
+        self.spend(name, 1 + _written(name, value, given))
+
+    def call(self, function: Any, given: Sequence[Any]) -> None:
+        """A call, such as of a text's method."""
+        function = getattr(function, "__wrapped__", function)  # of the sandbox's own `format`
+        owner, name, units = getattr(function, "__self__", None), getattr(function, "__name__", "a call"), 2
+        if isinstance(owner, (str, bytes, list, tuple)):
+            units += len(owner) // (256 if name in _AT_ONCE else 16) + _written(name, owner, given)
+        if name == "join" and given:
+            self.spend(name, len(given[0]) // 4 if isinstance(given[0], _LISTS) else 0)
+            units += size(given[0], 16 * self.left) // 16
+        self.spend(name, units)
+
+    def test(self, value: Any, given: Sequence[Any] = ()) -> None:
+        """A test or an operator that goes over its operands, such as `in`."""
+        for one in (value, *given):
+            if isinstance(one, (str, bytes)):
+                self.spend("an operator", len(one) // 256)
+            elif isinstance(one, (list, tuple)):
+                self.spend("an operator", len(one) // 16)
+
+    def loop(self, values: Any) -> Any:
+        """The values of a loop: those with a length are paid for at once, others one by one."""
+        if hasattr(values, "__len__"):
+            self.spend("a loop", 2 * len(values))
+            return values
+        return self._each(values)
+
+    def _each(self, values: Iterable[Any]) -> Iterator[Any]:
+        for value in values:
+            self.spend("a loop", 2)
+            yield value
+
+
+def _written(name: str, value: Any, given: Sequence[Any]) -> int:
+    """How many characters the arguments of a filter or a method make it write beside those of `value`."""
+    if name in _WIDE and (name != "format" or _STARRED.search(str(value))):
+        lines = value.count("\n") + value.count("\t") + 1 if name in ("indent", "expandtabs") else 1
+        return lines * sum(
+            abs(one) if isinstance(one, int) else len(one) for one in given if isinstance(one, (int, str))
+        )
+    if name == "replace" and len(given) > 1 and isinstance(value, str) and isinstance(given[0], str):
+        return value.count(given[0]) * len(str(given[1])) // 256
+    if name == "join" and given:
+        parts, mark = (given[0], value) if isinstance(value, str) else (value, given[0])
+        return len(mark) * len(parts) // 256 if isinstance(mark, str) and isinstance(parts, _LISTS) else 0
+    return 0
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """The sandbox, in which `task.items` is the column called items: data comes before a mapping's own methods.
+
+    Products and powers are bounded, so that no template takes all memory or never ends for one short line.
+    """
+
+    intercepted_binops = frozenset(("*", "**"))
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**":
+            if isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > _MAX_POWER_BITS:
+                raise OverflowError("the power is too large")
+            return left**right
+        for one, times in ((left, right), (right, left)) if operator == "*" else ():
+            if isinstance(times, int) and isinstance(one, (str, list, tuple)) and len(one) * times > _MAX_PRODUCT:
+                raise OverflowError("the product is too large")
+            if isinstance(one, int) and one.bit_length() > _MAX_POWER_BITS:
+                raise OverflowError("the product is too large")
+        return left * right if operator == "*" else left + right
+
+    def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        # A policy may have left a pipe, a device or any length in the place of a file.
+        return super().call(context, bounded_reading(function, most=_MAX_PRODUCT), *args, **kwargs)
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if isinstance(obj, Mapping) and attribute in obj:
+            return obj[attribute]
+        found = super().getattr(obj, attribute)
+        is_lost = isinstance(found, jinja2.Undefined) and not attribute.startswith("_")
+        if is_lost and isinstance(getattr(type(obj), attribute, None), property | cached_property):
+            return getattr(obj, attribute)  # raises what its code did, as where that reads what is lost
+        return found
+
+
+class _Bounded(Sandbox):
+    """The sandbox of templates over what a policy wrote or left, of any length: `Work` bounds each rendering.
+
+    Filters, tests and calls pay for what they are given. Loops, operators and what is written in loops have no hook in
+    Jinja: a filter around their operands pays.
+    """
+
+    intercepted_binops = Sandbox.intercepted_binops | {"%", "+"}
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        work = _work(context)
+        work.test(left, (right,))
+        if operator == "%" and isinstance(left, str):
+            work.filter(left, right if isinstance(right, tuple) else (right,), name="format")
+        return left % right if operator == "%" else super().call_binop(context, operator, left, right)
+
+    def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        work = _work(context)
+        work.call(function, (*args, *kwargs.values()))
+        if isinstance(function, jinja2.runtime.LoopContext):  # of `loop(children)`
+            args = (work.loop(args[0]), *args[1:])
+        return super().call(context, function, *args, **kwargs)
+
+    def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
+        _pay(source, is_looped=False)
+        return super()._generate(source, *args, **kwargs)
+
+
+def _work(context: Any) -> Work:
+    """The work that is left to a rendering, which all its contexts share."""
+    if not hasattr(context.eval_ctx, "work"):
+        context.eval_ctx.work = Work()
+    work: Work = context.eval_ctx.work
+    return work
+
+
+def _pay(node: nodes.Node, *, is_looped: bool) -> None:
+    if isinstance(node, nodes.For):
+        node.iter = _paid(node.iter, "(loop)")
+    elif isinstance(node, nodes.Compare):
+        node.expr = _paid(node.expr)
+        for operand in node.ops:
+            operand.expr = _paid(operand.expr)
+    elif isinstance(node, nodes.Concat) or (isinstance(node, nodes.Output) and is_looped):
+        node.nodes = [_paid(one) for one in node.nodes]
+    is_looped = is_looped or isinstance(node, (nodes.For, nodes.Macro))
+    for child in node.iter_child_nodes():
+        _pay(child, is_looped=is_looped)
+
+
+def _paid(node: Any, name: str = "(look)") -> Any:
+    if isinstance(node, (nodes.Const, nodes.TemplateData)) or (isinstance(node, nodes.Filter) and node.name[0] == "("):
+        return node
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno, environment=node.environment)
+
+
+def _paying(function: Any, pay: Callable[..., None]) -> Callable[..., Any]:
+    """A filter or a test of Jinja that pays first."""
+    wanted = getattr(function, "jinja_pass_arg", None)  # what Jinja hands it first
+
+    @jinja2.pass_context
+    def paying(context: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        pay(_work(context), value, (*args, *kwargs.values()))
+        parts = {"context": context, "eval_context": context.eval_ctx, "environment": context.environment}
+        return function(*(() if wanted is None else (parts[wanted.name],)), value, *args, **kwargs)
+
+    return paying
+
+
+unbounded = Sandbox(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
+unbounded.filters["boxed"] = boxed
+_bounded = _Bounded(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
+_bounded.filters |= {name: _paying(one, partial(Work.filter, name=name)) for name, one in unbounded.filters.items()}
+_bounded.tests |= {name: _paying(one, Work.test) for name, one in unbounded.tests.items()}
+_bounded.filters["(look)"] = _paying(lambda value: value, Work.test)
+_bounded.filters["(loop)"] = jinja2.pass_context(lambda context, values: _work(context).loop(values))
+
+
+def environment_of(names: Collection[str]) -> Sandbox:
+    """The sandbox of a template that reads these names."""
+    return unbounded if _WRITTEN.isdisjoint(names) else _bounded
