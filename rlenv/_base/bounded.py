@@ -88,6 +88,17 @@ def size(value: Any, limit: int) -> int:
     return total
 
 
+def holds_more(value: Any, most: int) -> bool:
+    """True if the lists and mappings of a value hold more than `most` values in all."""
+    rest, total = [value], 0
+    while rest and total <= most:
+        held = rest.pop()
+        total += len(held)
+        inner = held.values() if isinstance(held, Mapping) else held
+        rest += [one for one in inner if isinstance(one, (dict, list, tuple))] if total <= most else ()
+    return total > most
+
+
 def bounded(value: Any, limit: int, *, cut: Callable[[str, int], str] = cut_middle) -> Any:
     """`value` where it is within `limit` characters; otherwise what fits of it, with a note at each cut.
 

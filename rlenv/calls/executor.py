@@ -18,7 +18,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rlenv._base.bounded import cut_middle
+from rlenv._base.bounded import cut_middle, holds_more
 from rlenv._base.text import all_known
 from rlenv.calls.cache import forget_episode
 from rlenv.calls.guard import CallGuard, Notes, close_store
@@ -41,6 +41,9 @@ _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _TRUTH = {"true": True, "false": False}
 _MAX_CHARS = 64
 _PASS_S = 0.02
+_MAX_VALUES = 10_000
+"""Values in the arguments of one call: tapes, kept results and templates go over each of them on the event loop."""
+_MANY = f"they hold more than {_MAX_VALUES:,} values; write fewer, or one text"
 _UNREAD = "Not run: another call of this action could not be read, and this one would end the episode."
 _ANY = {"type": "object", "additionalProperties": True}
 
@@ -295,11 +298,14 @@ class Executor:
         Raises:
             CassetteError: the tape has no answer to a quick one, before a slow one is begun.
         """
-        found = list[tuple[Lane, Any]]()
+        found, due = list[tuple[Lane, Any]](), time.monotonic() + _PASS_S
         for index, call in enumerate(calls, first):
+            if time.monotonic() > due:
+                await asyncio.sleep(0)
+                due = time.monotonic() + _PASS_S
             own = lane.at(f"call {index}", is_live=isinstance(call, ToolCall) and lane.tape.lets_out(call.name))
             with entered(own):
-                inline = self._inline(call) if isinstance(call, ToolCall) else None
+                inline = self._inline(call, context) if isinstance(call, ToolCall) else None
                 found.append((own, quick_result(own, call, context, inline, self._at_once)))
         results: list[Any] = []
         for index, (own, made) in enumerate(found, first):
@@ -311,10 +317,10 @@ class Executor:
             await _all(tasks)
         return tuple(one.result() if isinstance(one, asyncio.Task) else one for one in results)
 
-    def _inline(self, call: ToolCall) -> tuple[Tool, Mapping[str, Any]] | None:
+    def _inline(self, call: ToolCall, context: ToolContext) -> tuple[Tool, Mapping[str, Any]] | None:
         """The tool of a call that fits it and runs on the loop."""
         entry = self._entries.get(call.name)
-        if entry is None or not entry.is_inline:
+        if entry is None or not entry.is_inline or _is_too_much(call, context):
             return None
         arguments = call.arguments if type(call.arguments) is dict else dict(call.arguments)
         try:
@@ -329,6 +335,8 @@ class Executor:
         entry = self._entries.get(call.name)
         if entry is None:
             return self._unknown(call)
+        if _is_too_much(call, context):
+            return refused(call.name, f"bad arguments for {call.name}: {_MANY}", "bad_arguments", call.id)
         arguments = call.arguments if type(call.arguments) is dict else dict(call.arguments)
         try:
             if not entry.check.fits(arguments):
@@ -400,6 +408,11 @@ class Executor:
         name = cut_middle(call.name, 100)
         listed = all_known(name, known, "available:") if known else "no tools are available"
         return refused(name, f"there is no tool '{name}'; {listed}", "unknown_tool", call.id)
+
+
+def _is_too_much(call: ToolCall, context: ToolContext) -> bool:
+    """True of a policy's call whose arguments hold more values than are looked at; a reward's are the author's."""
+    return context.turn >= 0 and holds_more(call.arguments, _MAX_VALUES)
 
 
 async def _bounded(made: Coroutine[Any, Any, tuple[ToolResult, ...]]) -> tuple[ToolResult, ...]:

@@ -24,7 +24,7 @@ from rlenv.errors import EpisodeError, ResourceError, ToolFailed, UsageError
 from rlenv.language.spec import CallsSpec
 from rlenv.messages import MalformedCall, ToolCall, ToolResult
 from rlenv.testing.tools import Gate, context, fake_tool
-from rlenv.tools.base import Tool, ToolOutput
+from rlenv.tools.base import Tool, ToolContext, ToolOutput
 
 NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 
@@ -182,6 +182,20 @@ def test_arguments_that_do_not_fit_are_explained_and_the_tool_does_not_run(
     assert says in result.text
     assert len(result.text) < 500
     assert calls == []
+
+
+@pytest.mark.parametrize("rows", [[0] * 9_999, [[[]] * 2] * 3_333, [{"a": [0]}] * 3_333])
+@pytest.mark.parametrize("tool", [fake_tool("t", echo), fake_tool("t", echo_later)])
+def test_a_policys_arguments_hold_a_bounded_number_of_values_however_they_are_nested(tool: Tool, rows: Any) -> None:
+    runner, asked = executor(tool), replace(context(), turn=0)
+
+    def outcome(given: Any, context: ToolContext) -> str:
+        (result,) = run(runner.run([ToolCall("t", {"rows": given})], context))
+        return str(result.outcome)
+
+    assert outcome(rows, asked) == "ok"
+    assert outcome([*rows, 1], asked) == "bad_arguments"
+    assert outcome([*rows, 1], context()) == "ok", "a reward's call is the author's"
 
 
 def test_a_schema_may_allow_arguments_that_it_does_not_name() -> None:
