@@ -22,6 +22,7 @@ from rlenv.cli.console import Console
 from rlenv.cli.main import main
 from rlenv.episodes.environment import load
 from rlenv.errors import InvalidReward, PolicyError, SpecError, UsageError
+from rlenv.rewards.rules.queries import UnreadableQuery, structure
 from rlenv.runs import files as record
 from rlenv.secrets import logger
 
@@ -182,6 +183,14 @@ def test_the_log_lets_nothing_through(caplog: pytest.LogCaptureFixture) -> None:
         log.removeHandler(handler)
     assert acting(stream.getvalue()) == []
     assert "\\x1b]0;TITLE" in stream.getvalue()
+
+
+def test_a_library_that_quotes_a_policys_query_lets_nothing_through(caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("sqlglot")
+    with pytest.raises(UnreadableQuery):
+        structure(f"if {EVIL}", dialect="sqlite")
+    assert "unsupported syntax" in caplog.text
+    assert acting(caplog.text) == []
 
 
 def test_a_fault_shows_a_hostile_line_as_escapes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

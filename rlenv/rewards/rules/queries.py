@@ -15,6 +15,7 @@ from rlenv.language.spec import Bool, Text
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.rule import RuleSpec, UnfitGold, compile_accepted, gold_text, where_answer
 from rlenv.rewards.rules.text import Expected
+from rlenv.secrets import logger
 
 if TYPE_CHECKING:
     from sqlglot import exp
@@ -25,6 +26,9 @@ _MAX_TOKENS = 600
 _MAX_DEPTH = 60
 _MAX_LEVELS = 150
 _SHOWN_CHARS = 160
+
+
+logger("sqlglot")  # it quotes what the policy wrote
 
 
 class UnreadableQuery(ValueError):
