@@ -99,8 +99,9 @@ def _spellings(value: str) -> dict[str, tuple[str, ...]] | None:
     """Patterns for every way in which a server or a tool gives the value back, each with texts of which one has to be
     there, none where that cannot be said; None where the value is taken for no secret.
 
-    As text and escaped for JSON (also twice), HTML, URLs (also twice) or Python, whole or in part; in hexadecimal; and
-    in base64, alone or among other bytes (`Basic user:secret`).
+    As text and escaped for JSON (also twice), HTML, URLs (also twice) or Python, whole or in part; in hexadecimal, also
+    as dumps and certificates set it (`73:65`, `0x73, 0x65`); and in base64, alone or among other bytes (`Basic
+    user:secret`).
     """
     bare = value.strip()
     if len(bare) < _LEAST_CHARS or (bare.isdecimal() and len(bare) < _LEAST_ANYWHERE):
@@ -111,8 +112,7 @@ def _spellings(value: str) -> dict[str, tuple[str, ...]] | None:
     if len(bare) < _LEAST_ANYWHERE:
         return {rf"(?<![A-Za-z0-9]){text}(?![A-Za-z0-9])": _runs(bare)[:1]}
     data = bare.encode("utf-8", "surrogateescape")
-    pairs = data.hex()
-    found = {text: _runs(bare)[:1], _any_case(pairs): (pairs[:12], pairs[:12].upper())}
+    found = {text: _runs(bare)[:1], **_hexadecimal([f"{octet:02x}" for octet in data])}
     for offset in range(3):
         # Of the first and the last character some bits may belong to a neighbour: they are left.
         coded = base64.b64encode(bytes(offset) + data).decode()
@@ -124,13 +124,24 @@ def _spellings(value: str) -> dict[str, tuple[str, ...]] | None:
     return found
 
 
+def _hexadecimal(pairs: list[str]) -> dict[str, tuple[str, ...]]:
+    # A line may end in one of the two parts that stand together.
+    probes = ["".join(pairs[:6]), "".join(pairs[6:12]), f"0x{pairs[1]}", f"{pairs[0]}{pairs[1]} {pairs[2]}"]
+    probes += (sign.join(pairs[:3]) for sign in " :-,")
+    cased = [probe for probe in probes if probe] + [probe.upper().replace("0X", "0x") for probe in probes if probe]
+    return {_BETWEEN.join(map(_any_case, pairs)): tuple(cased)}
+
+
 def _runs(text: str) -> tuple[str, ...]:
     """The letters and digits that stand together, four and more, the longest first; nobody escapes one of many."""
     return tuple(sorted((run for run in re.findall(r"[A-Za-z0-9]+", text) if len(run) >= 4), key=len, reverse=True))
 
 
 # Where even letters and digits are escaped, no run of them is left to be looked for.
-_ESCAPED: Final = re.compile(r"(?:(?:\\{1,8}u|\\{1,8}x|%(?:25){0,3}|&(?:amp;){0,3}#[xX]?)[0-9a-fA-F]{2,6};?){3}")
+_ESCAPED: Final = re.compile(
+    r"(?:(?:\\{1,8}u|\\{1,8}x|\\{1,8}(?=[0-7]{3})|%(?:25){0,3}|&(?:amp;){0,3}#[xX]?)[0-9a-fA-F]{2,6};?){3}"
+)
+_BETWEEN: Final = r"(?:[ :,_-]|\r?\n|,? ?0[xX])?"
 _BASE64: Final = {"+": "[+-]", "/": "[/_]"}
 
 
@@ -157,7 +168,7 @@ def _escaped(char: str) -> str:
     if char in _JSON_ESCAPES:
         ways.append(r"\\{1,8}" + _JSON_ESCAPES[char])
     if code < 256:
-        ways.append(r"\\{1,8}x" + _any_case(f"{code:02x}"))
+        ways.append(rf"\\{{1,8}}(?:x{_any_case(f'{code:02x}')}|{code:03o})")
     if char in _OTHERWISE:
         ways.append(_OTHERWISE[char])
     return "|".join(ways)
@@ -165,7 +176,7 @@ def _escaped(char: str) -> str:
 
 def _backslashes(count: int) -> str:
     escaped = "|".join((r"%(?:25){0,3}5[cC]", "&(?:amp;){0,3}#(?:0{0,6}92|[xX]0{0,6}5[cC]);"))
-    return rf"(?:\\{{{count},{8 * count}}}(?:u005[cC]|x5[cC])?|(?:{escaped}){{{count}}})"
+    return rf"(?:\\{{{count},{8 * count}}}(?:u005[cC]|x5[cC]|134)?|(?:{escaped}){{{count}}})"
 
 
 def _any_case(digits: str) -> str:
@@ -289,10 +300,10 @@ def leave_open() -> Iterator[Mapping[str, None]]:
 def redact(text: str) -> str:
     """`text` with every value that was given out replaced by its `${env:NAME}`.
 
-    Found as text, escaped for JSON, HTML and URLs, in hexadecimal and in base64. Values of fewer than 8 characters are
-    found as whole words only; those of fewer than 4, and numbers of fewer than 8 digits, are taken for no secret. A
-    value that is turned around, spelled in other words or split over two texts is not found, so redact before cutting:
-    `redact_within` does both.
+    Found as text, escaped for JSON, HTML, URLs and in octal, in hexadecimal and in base64. Values of fewer than 8
+    characters are found as whole words only; those of fewer than 4, and numbers of fewer than 8 digits, are taken for
+    no secret. A value that is turned around, spelled in other words or split over two texts is not found, so redact
+    before cutting: `redact_within` does both.
     """
     if not _known.secrets or not text:
         return text

@@ -60,6 +60,12 @@ def escaped(text: str) -> str:
         lambda s: repr(s.encode()),
         lambda s: s.encode().hex(),
         lambda s: s.encode().hex().upper(),
+        lambda s: s.encode().hex(" "),
+        lambda s: s.encode().hex(":").upper(),
+        lambda s: s.encode().hex(" ", -2),
+        lambda s: "0x" + s.encode().hex("x").replace("x", ", 0x"),
+        lambda s: s.encode().hex()[:10] + "\n" + s.encode().hex()[10:],
+        lambda s: "".join(f"\\{one:03o}" for one in s.encode()),
         lambda s: "'" + s.replace("'", "''") + "'",
         lambda s: f"> Authorization: {s}\r\n",
     ],
@@ -70,7 +76,7 @@ def test_every_spelling_is_found_whole(spelling: object, secret: str) -> None:
     found = redact(f"before {spelling(secret)} after")
     assert "${env:RLENV_TEST_" in found
     left = found.replace("${env:RLENV_TEST_ODD}", "").replace("${env:RLENV_TEST_PLAIN}", "")
-    assert re.fullmatch(r"before (>\sAuthorization: )?[b'\"\\]*\s* after", left)
+    assert re.fullmatch(r"before (>\sAuthorization: |0x)?[b'\"\\]*\s* after", left)
 
 
 @pytest.mark.parametrize(
