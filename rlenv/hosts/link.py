@@ -32,6 +32,7 @@ _IDLE_S: Final = 10.0
 _BEAT_S: Final = 20.0
 _BEYOND_S: Final = 30.0
 """A step is waited for so much longer than the spec's own limits let it take."""
+_MOST_BEYOND_JSON: Final = 500_000
 _BUSY: Final = frozenset(("CAPACITY_REACHED", "SESSION_ERROR"))
 
 
@@ -44,14 +45,16 @@ class ServerRefused(Exception):
 
 
 class TooLong(ValueError):
-    """An answer is longer than is taken, and the connection is closed for it."""
+    """An answer is longer than is taken."""
 
 
 def _read(text: str) -> Any:
     """The value of an answer; also of what Python writes and no JSON has: NaN, infinities and halves of a character."""
     try:
         return orjson.loads(text)
-    except ValueError:
+    except ValueError as error:
+        if len(text) > _MOST_BEYOND_JSON:  # Python's own reader holds the event loop ten times as long
+            raise TooLong(f"the server's answer is long, and no JSON: {error}") from error
         with told_as(ValueError, "the server's answer is too deep:", RecursionError):
             return json.loads(text)
 

@@ -139,7 +139,7 @@ class ServerWorld:
                 raise EpisodeError(f"the server ended the session: {error}", reason="resource") from error
             self.total = total
             raise ToolFailed(f"the action failed: {str(error)[:_SHOWN_CHARS]}") from error
-        except TooLong as error:  # as the action had it: it pays nothing, and the connection is closed
+        except TooLong as error:  # as the action had it: it pays nothing, and the connection may be closed
             self.total, self.truncated = total, True
             raise ToolFailed("what came of it is too long to be shown; the episode is over") from error
         except (OSError, ValueError, OverflowError, TypeError, KeyError, AttributeError, TemplateError) as error:

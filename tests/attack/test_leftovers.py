@@ -523,7 +523,7 @@ def test_what_a_servers_tool_gives_of_any_form_is_shown(held: Any) -> None:
     assert (world.total, world.text) == (-1.0, _text_of(world.observation))
 
 
-def stepped(answer: str, *told: str) -> ServerWorld:
+def stepped(answer: str, *told: str, most: int = 50_000) -> ServerWorld:
     """A server's world that was paid 0.5, behind steps that are answered so; `told` is why they fail, "" for not."""
 
     async def answers(request: web.Request) -> web.StreamResponse:
@@ -537,7 +537,7 @@ def stepped(answer: str, *told: str) -> ServerWorld:
         app = web.Application()
         app.router.add_get("/ws", answers)
         async with TestServer(app) as server, aiohttp.ClientSession() as client:
-            socket = await Socket.opened(client, str(server.make_url("/ws")), 50_000)
+            socket = await Socket.opened(client, str(server.make_url("/ws")), most)
             world = ServerWorld(socket, {"observation": {"text": ""}, "done": False}, None)
             world.total = 0.5
             for said in told:
@@ -549,8 +549,12 @@ def stepped(answer: str, *told: str) -> ServerWorld:
     return asyncio.run(asyncio.wait_for(main(), 60))
 
 
-def test_an_answer_of_a_servers_that_is_too_long_is_the_actions_and_ends_the_episode() -> None:
-    world = stepped("x" * 100_000, "too long", "has ended")
+_BEYOND_JSON = '{"data": {"observation": {"left": [NaN, "' + "x" * 500_000 + '"]}}}'
+
+
+@pytest.mark.parametrize("answer", ["x" * 100_000, _BEYOND_JSON], ids=["for the socket", "and no JSON"])
+def test_an_answer_of_a_servers_that_is_too_long_is_the_actions_and_ends_the_episode(answer: str) -> None:
+    world = stepped(answer, "too long", "has ended", most=600_000 if answer is _BEYOND_JSON else 50_000)
     assert (world.total, world.terminated, world.truncated) == (0.5, False, True)
 
 
