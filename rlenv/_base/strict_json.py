@@ -297,6 +297,25 @@ def read_json(data: bytes, *, max_bytes: int, max_values: int = MAX_VALUES) -> A
     return orjson.loads(data)
 
 
+def read_sent(data: bytes, *, max_bytes: int, max_values: int = MAX_VALUES) -> Any:
+    """As `read_json`, of what clients pass on of a model's words in JSON that is none: Python's writes halves of
+    surrogate pairs, NaN and Infinity.
+
+    Raises:
+        TooMuchJson: see `check_json`.
+        ValueError: it is nothing that Python's JSON reads either.
+    """
+    try:
+        return read_json(data, max_bytes=max_bytes, max_values=max_values)
+    except TooMuchJson:
+        raise
+    except ValueError as error:
+        try:
+            return json.loads(data.decode())
+        except (ValueError, RecursionError):
+            raise error from None
+
+
 def object_in(reply: str) -> dict[str, Any]:
     """The JSON object in a model's reply, thinking before it and words around it left out.
 

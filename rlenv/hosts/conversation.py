@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
-from rlenv._base.strict_json import read_json
+from rlenv._base.strict_json import read_sent
 from rlenv.concurrency.scope import ended
 from rlenv.dialects.base import cut_chars
 from rlenv.errors import RlenvError, UsageError
@@ -154,7 +154,7 @@ class ServedSocket:
         """The answer to a message as JSON; None for one that ends the session. Never raises for what was sent."""
         try:
             raw = text.encode("utf-8", "replace")
-            message = read_json(raw, max_bytes=self._server.limits.message_bytes)
+            message = read_sent(raw, max_bytes=self._server.limits.message_bytes)
         except ValueError as error:
             return _error("INVALID_JSON", f"the message is not JSON: {error}")
         if not isinstance(message, dict):

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from rlenv._base.strict_json import read_json
+from rlenv._base.strict_json import read_sent
 from rlenv.errors import RlenvError
 from rlenv.hosts.wire import encoded
 
@@ -104,7 +104,7 @@ async def json_of(request: web.Request, *, max_values: int = _MOST_VALUES) -> di
     raw = await read_of(request)
     if not raw.strip():
         return {}
-    read = partial(read_json, raw, max_bytes=len(raw), max_values=max_values)
+    read = partial(read_sent, raw, max_bytes=len(raw), max_values=max_values)
     try:
         body = await asyncio.to_thread(read) if len(raw) > _LARGE_BYTES else read()
     except ValueError as error:

@@ -24,7 +24,7 @@ from aiohttp import web
 
 from rlenv import __version__
 from rlenv._base.bounded import sendable
-from rlenv._base.strict_json import read_json
+from rlenv._base.strict_json import read_sent
 from rlenv.concurrency.scope import ended
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError, told_as
@@ -216,7 +216,7 @@ async def over_http(request: web.Request, held: Held | None, desk: Desk, *, fini
     if request.method != "POST":
         return web.Response(status=405, headers={"Allow": "POST"})
     try:
-        message = read_json(await read_of(request), max_bytes=MOST_BYTES)
+        message = read_sent(await read_of(request), max_bytes=MOST_BYTES)
     except ValueError as error:
         return web.json_response(wire.rpc_fault(None, _PARSE, f"Parse error: {error}"), status=400)
     made = None
@@ -312,7 +312,7 @@ async def serve_lines(
 
     async def take(line: bytes) -> None:
         try:
-            answer = await answered(held, read_json(line, max_bytes=MOST_BYTES), desk=desk, finishes=True)
+            answer = await answered(held, read_sent(line, max_bytes=MOST_BYTES), desk=desk, finishes=True)
         except ValueError as error:
             answer = wire.rpc_fault(None, _PARSE, f"Parse error: {error}")
         if answer is not None:

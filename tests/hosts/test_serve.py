@@ -522,6 +522,33 @@ def test_what_is_none_of_a_response_is_left_out_of_the_action(odd: Any, make_env
         play(served, main)
 
 
+@pytest.mark.parametrize("odd", ["\ud800", float("nan"), float("-inf")])
+def test_what_pythons_json_writes_of_a_models_words_is_the_models_mistake_and_no_clients(
+    odd: Any, make_environment: Make
+) -> None:
+    """A client that has read a call, and passes it on, would end its rollout over a message that is refused."""
+
+    async def main(client: Client) -> None:
+        socket = await client.open()
+        await ask(socket, "reset", task=0)
+        call = {"id": "c1", "function": {"name": "calculate", "arguments": {"expression": odd}}}
+        told = (await ask(socket, "step", message="", tool_calls=[call]))["data"]
+        assert "not JSON" in told["observation"]["messages"][0]["content"]
+        assert (await ask(socket, "step", message=ANSWER))["data"]["reward"] == 1.0
+        await client.asked("POST", "/reset", ROW)
+        said = _response(ANSWER)
+        said["output"].insert(0, {"type": "message", "content": [{"text": odd}], "generation_log_probs": [odd]})
+        assert (await client.asked("POST", "/step", {**ROW, "response": said}))[1]["reward"] == 1.0
+        body = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create", "params": {"task": 0}}
+        at = (await client.asked("POST", "/mcp", body))[1]["result"]["session_id"]
+        given = {"session_id": at, "name": "calculate", "arguments": {"expression": odd}}
+        told = (await client.asked("POST", "/mcp", {**body, "method": "tools/call", "params": given}))[1]
+        assert told["result"]["isError"]
+
+    with serving(make_environment()) as served:
+        play(served, main)
+
+
 def test_nemo_gyms_agent_hears_of_an_invalid_reward_by_a_status_and_never_as_a_number(make_environment: Make) -> None:
     async def main(client: Client) -> None:
         await client.asked("POST", "/reset", ROW)

@@ -220,6 +220,19 @@ def test_every_host_shows_the_tools_that_a_row_has_and_what_the_policy_was_sent(
         rlenv_trl.environment_class(rlenv.load(spec))
 
 
+@pytest.mark.parametrize("odd", [[1], "x", None, {"a": 1}])
+def test_a_call_that_trl_has_parsed_of_any_json_ends_no_run(odd: Any, tmp_path: Path) -> None:
+    """TRL runs no call of a message that is its last one by a limit."""
+    environment = rlenv.load(written(tmp_path, SPEC + "tools: {calculate: {kind: calculator}}\n"))
+    kind, answer = rlenv_trl.environment_class(environment), {"role": "assistant", "content": ANSWER.action}
+    for calls in (odd, [odd], [{"type": "function", "function": odd}]):
+        played = [kind(), kind()]
+        for one in played:
+            one.reset(task=0, split="train")
+        said = {"role": "assistant", "content": "", "tool_calls": calls}
+        assert rlenv_trl.environment_reward([[said], [answer]], played) == [0.0, 1.0]
+
+
 @pytest.mark.parametrize("has_ids", [True, False])
 def test_the_trajectory_of_art_has_choices_with_log_probabilities(
     has_ids: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -142,8 +142,16 @@ def _message(said: Mapping[str, Any]) -> Mapping[str, Any] | Message:
     calls = said.get("tool_calls")
     if said.get("role") != "assistant":
         return {**said, "content": said.get("content") or ""}
-    made = [{"id": f"call_{at}", "type": "function", **call} for at, call in enumerate(calls or ())]
+    made = [_call(at, call) for at, call in enumerate(calls if isinstance(calls, (list, tuple)) else ())]
     return {"role": "assistant", "content": said.get("content") or "", **({"tool_calls": made} if made else {})}
+
+
+def _call(at: int, call: Any) -> dict[str, Any]:
+    """A call as TRL has parsed it, which may be any JSON where TRL did not run it: then it names no tool."""
+    held = dict(call) if isinstance(call, Mapping) else {}
+    given = held.get("function")
+    function = given if isinstance(given, Mapping) else {"arguments": repr(call)}
+    return {"id": f"call_{at}", "type": "function", **held, "function": function}
 
 
 def _method(function: Mapping[str, Any]) -> Callable[..., str]:
