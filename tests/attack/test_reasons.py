@@ -219,13 +219,13 @@ def test_calls_that_an_outage_lost_are_no_calls_too_many_and_those_that_the_poli
 
 
 def test_a_call_that_was_lost_and_made_again_counts_once() -> None:
-    turns = episode(failed("late"), ok())
     bounds: list[dict[str, Any]] = [{"max": 1}, {"min": 1, "max": 1}, {"min": 2}]
     for keys in bounds:
         term = compile_term(rule="tool_called", tool="tool", tools={"tool": TOOL}, **keys)
-        assert verdict(term, reward_context(turns=turns, call=Answers())) == 1.0, (
-            "or twice, as is better for the policy"
-        )
+        for results in ((failed("late"), ok()), (failed("late"), failed("late"))):  # also where it was lost once more
+            assert verdict(term, reward_context(turns=episode(*results), call=Answers())) == 1.0, (
+                "or twice, as is better for the policy"
+            )
 
 
 def test_a_call_that_code_made_and_lost_and_that_is_made_again_counts_once() -> None:
@@ -251,14 +251,19 @@ def test_no_cost_is_paid_for_calls_that_an_outage_lost(reason: str) -> None:
     def costs(rule: str, *results: ToolResult, now: Mapping[str, Any] = {}, **keys: Any) -> Verdict:
         named: dict[str, Any] = {"tool": "tool"} if rule == "tool_called" else {}
         term = compile_term(rule=rule, tools={"tool": TOOL}, weight=-1, **named, **keys)
-        return verdict(term, reward_context(turns=episode(*results), call=Answers(now)))
+        turns = episode(*results)[: -1 if "when" in keys else None]
+        return verdict(term, reward_context(turns=turns, call=Answers(now)))
 
     bounds: list[dict[str, Any]] = [{"min": 2}, {"min": 0, "max": 1}, {"min": 1, "max": 1}]
     for rule in ("tool_called", "tool_call_count"):
         assert [costs(rule, failed(reason), ok(), **keys) for keys in bounds] == [0.0] * 3
         assert [costs(rule, ok(), ok(), **keys) for keys in bounds] == [1.0, 0.0, 0.0]
         assert [costs(rule, ok(), **keys) for keys in bounds] == [0.0, 1.0, 1.0]
+        assert costs(rule, failed(reason), failed(reason), min=2) == 0.0
     assert costs("tool_call_count", failed(reason), max=0) == 0.0
+    # Made again in another turn, it has cost nothing in this one.
+    assert costs("tool_called", failed(reason), when="turn") == 0.0
+    assert costs("tool_called", ok(), when="turn") == 1.0
     if WHOSE[reason] == "unclear":
         broken = {"x": [failed(reason)]}
         assert costs("tool_call_count", failed(reason), ok(), now=broken, min=2) == 1.0, "the policy's own failure"

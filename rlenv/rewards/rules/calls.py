@@ -182,8 +182,10 @@ def _tool_called(name: str, spec: ToolCalledSpec, context: TermCompileContext) -
         limit, found = share_of_time(SHARE), sum(map(of_code, _results(context, last_only=last_only)))
         maybe = lost_calls(context, tools, last_only=last_only)
         of_tool = _lost(spec.tool, maybe, callers) if spec.succeeded else []
+        if costs and last_only and spec.max is None:
+            return measured(found)  # what is made again in a later turn costs there
         repeated, lost = _repeated(of_code, of_tool, context)
-        counted = Counter(id(one.code) for one in of_tool) - Counter(id(one.code) for one in lost)
+        counted, once = Counter(id(one.code) for one in of_tool) - Counter(id(one.code) for one in lost), set[str]()
         left, error, unsettled = sum(_MOST_OF_CODE if one.tool in callers else 1 for one in lost), None, iter(lost)
         async for result in settling(lost if _differ(fits, found, left, repeated) else (), tools, context):
             one = next(unsettled)
@@ -191,8 +193,11 @@ def _tool_called(name: str, spec: ToolCalledSpec, context: TermCompileContext) -
                 error = error or result
                 continue
             left -= _MOST_OF_CODE if one.tool in callers else 1
-            found += of_code(result)
-            counted[id(one.code)] += of_code(result)
+            made, key = of_code(result), f"{one.tool} {one.arguments!r}"
+            is_again = key in once and one.arguments is not None
+            repeated, found = (repeated + made, found) if is_again else (repeated, found + made)
+            counted[id(one.code)] += made
+            once |= {key} if made else set()
             if not _differ(fits, found, left, repeated):
                 break
         if _differ(fits, found, left, repeated):
