@@ -34,6 +34,9 @@ _BESIDE = re.compile(
     r"(?<![\w.^])(?<!frac\s)(?<!binom\s)\d(?:[\d.,]*[\d.])?(?:\s|\\(?:q?quad(?![A-Za-z])|[ ;:]))+\.?\d"
 )
 _TEXT = re.compile(r"\\(?:text|textrm|textbf|textit|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
+_UNIT_BETWEEN = re.compile(
+    r"\d\s*(?:\\(?:text|textrm|mathrm|mbox|rm)\s*\{\s*(?!and|or)[A-Za-z]+\.?\s*\}\s*|[A-WYZa-wyz]\s+)\.?\d"
+)
 _OPERATOR = re.compile(
     r"\\(?:cdot|times|div|pm|mp|leq?|geq?|neq?|in|notin|cup|cap|setminus|to|mid|lt|gt|equiv|approx|circ)(?![A-Za-z])"
 )
@@ -59,6 +62,11 @@ _UNITS = {  # the s of a plural is gone by then
 }  # fmt: skip
 _UNIT_WORDS = {word: unit for unit, words in _UNITS.items() for word in words.split()}
 _LETTERS = frozenset("cghlmst°")
+_DEGREE = re.compile(r"(?<=[\d)}])\s*\^\s*\{?\s*\\circ\s*\}?\Z")
+_LAST_NAME = re.compile(r"(?<![\\A-Za-z])[A-Za-z]+\Z")
+_NAMES = re.compile(r"(?<![\\A-Za-z])[A-Za-z]")
+_SUM = re.compile(r"[\w)}\]]\s*[+-]")
+_BEHIND_COMMAND = re.compile(r"\\[A-Za-z]+\s*\Z")
 _DEGREES = r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])|\^?\s*°|\s(?:degrees?|deg)(?![A-Za-z]))"
 _OF_DEGREES = re.compile(
     r"\\?(?<![A-Za-z])(sin|cos|tan|cot|sec|csc)((?:\s*\^\s*\{?\s*\d\s*\}?)?)\s*"
@@ -262,8 +270,45 @@ def is_prose(text: str, *, allowed: frozenset[str]) -> bool:
     return False
 
 
+def in_two_units(text: str) -> bool:
+    """True of a measure such as `5\\text{ ft } 6\\text{ in}` or `5h 6m`, of which the library reads the first part."""
+    return _UNIT_BETWEEN.search(text) is not None
+
+
+def unspaced(text: str) -> str:
+    """A text without spaces and what marks its words as such."""
+    return "".join(_TEXT.sub(r"\1", text).split())
+
+
+def has_names(text: str) -> bool:
+    """True if an expression holds letters that are neither a command nor a text."""
+    return _NAMES.search(_COMMAND.sub(" ", _TEXT.sub(" ", text))) is not None
+
+
+def ends_in_name(text: str, *, may_be_unit: bool | None = None) -> bool:
+    """True if the letters at the end of an expression are a factor of it, as in `5+2t`, and no unit of a number.
+
+    A single letter behind a number alone is a factor where it stands right behind it, unless it `may_be_unit`.
+    """
+    last = _LAST_NAME.search(text)
+    if last is None:
+        return False
+    before, is_single = text[: last.start()], len(last[0]) == 1
+    is_set_off = before[-1:].isspace() and _BEHIND_COMMAND.search(before) is None
+    if _SUM.search(before) or has_names(before):
+        return is_single or not is_set_off
+    return is_single and not (is_set_off if may_be_unit is None else may_be_unit)
+
+
+def has_unit(text: str) -> bool:
+    """True if an expression may carry a unit: it holds no names, or ends in one that is a unit."""
+    return not has_names(text) or (_LAST_NAME.search(text) is not None and not ends_in_name(text))
+
+
 def split_unit(text: str) -> tuple[str, str]:
     """The text before the unit that a number carries at its end, and the unit in one spelling ("" for none)."""
+    if (degree := _DEGREE.search(text)) is not None:
+        return text[: degree.start()], "°"
     *_, last = [None, *_UNIT.finditer(text)]
     if last is None or last.end() != len(text):
         return text, ""

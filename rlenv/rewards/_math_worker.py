@@ -15,10 +15,12 @@ import socket
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
 from rlenv.concurrency import served
+from rlenv.rewards import _math_text as texts
 from rlenv.rewards._math_text import about, bare, brackets, holds_one, is_prose, plain_number, sides, split_unit, words
 
 _MEMORY_BYTES = 1 << 30
@@ -30,13 +32,18 @@ _INNER = re.compile(r"\$|\\(?:boxed|fbox)|(?<!\\)\\[(\[]")
 """What the library takes an expression out of, and leaves the rest."""
 
 
-def _parse(text: str) -> list[Any]:
-    """The meaning of `text` as one expression, [] where it cannot be read."""
+def _parse(text: str, *, may_be_unit: bool | None = None) -> list[Any]:
+    """The meaning of `text` as one expression, [] where it cannot be read.
+
+    The library takes letters at the end for a unit and drops them.
+    """
     if _INNER.search(text):
         return []
     library: Any = importlib.import_module("math_verify")  # it has no types
-    whole = [library.LatexExtractionConfig()]  # in its other ways it takes a number out of what it cannot read
-    found = list(library.parse(f"${text}$", whole, parsing_timeout=None, fallback_mode="no_fallback"))
+    whole = library.LatexExtractionConfig()  # in its other ways it takes a number out of what it cannot read
+    if texts.ends_in_name(text, may_be_unit=may_be_unit):
+        whole = replace(whole, normalization_config=replace(whole.normalization_config, units=False))
+    found = list(library.parse(f"${text}$", [whole], parsing_timeout=None, fallback_mode="no_fallback"))
     if "i" in text:
         sympy: Any = importlib.import_module("sympy")
         found = [_with_unit(one, sympy) if isinstance(one, sympy.Basic) else one for one in found]
@@ -87,6 +94,8 @@ def _equal(mine: str, golds: list[str]) -> dict[str, Any]:
 
 def _same(mine: str, gold: str) -> bool | None:
     """True if an answer equals an accepted one; None where the answer cannot be read."""
+    if texts.in_two_units(mine) or texts.in_two_units(gold):
+        return texts.unspaced(mine) == texts.unspaced(gold)
     if not mine or is_prose(mine, allowed=words(gold)):
         return None
     # A unit may be left out, on either side, but not be another one.
@@ -124,7 +133,7 @@ def _same_side(mine: str, gold: str) -> bool:
         return False  # an order, and none
     if around_mine == "," and around_gold == "(":
         mine = f"({mine})"
-    answer, wanted = _parse(mine), _parsed(gold)
+    answer, wanted = _parse(mine, may_be_unit=texts.has_unit(gold)), _parsed(gold)
     if not answer or {_extent(mine, answer), _extent(gold, wanted)} == {"points", "range"}:
         return False  # the ends of an interval are not what lies between
     is_list = ("," in mine or ";" in mine) and _extent(mine, answer) == "points"

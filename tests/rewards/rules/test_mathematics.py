@@ -109,6 +109,21 @@ x⁻² | x^{-2}
 x ≤ 7 | x \le 7
 2**3 | 8
 \theta = 7 | 7
+5+2t | 2t+5
+5+2t | 5+2\cdot t
+20-9.8t | -9.8t+20
+a+2d | a+2 d
+2w+2l | 2(l+w)
+3t | 3 t
+2\pi t | 2t\pi
+\sin t | \sin(t)
+5 | 5 m
+5 | 5cm
+2\pi | 2\pi\text{ m}
+3\sqrt{2} | 3\sqrt{2} cm
+45^\circ | 45 degrees
+45^\circ | 45
+5\text{ ft }6\text{ in} | 5 ft 6 in
 """
 
 DIFFERENT = r"""
@@ -150,6 +165,19 @@ e^{i\pi} | 1
 \left[7\right] | 7
 \left\{7\right\} | 7
 [1,2] | \{1,2\}
+5+2t | 7
+5+2t | 5+2s
+20-9.8t | 10.2
+a+2d | a+2
+2w+2l | 2w+2
+y = 5+2t | 7
+-3t | 3
+3t | 3s
+5x t | 5x
+\frac{1}{2}+3t | 3.5
+45^\circ | 45 radians
+5\text{ ft }6\text{ in} | 5
+5h 6m | 5
 """
 
 
@@ -168,6 +196,13 @@ def test_a_notation_means_what_it_means(value: float, table: str) -> None:
         != value
     ]
     assert wrong == []
+
+
+def test_a_letter_right_behind_a_number_is_a_name_in_an_accepted_answer_and_may_be_a_unit_in_another() -> None:
+    assert measure("math_equal", reward_context(answer="3m"), expect="3").value == 1
+    assert measure("math_equal", reward_context(answer="3"), expect="3m").value == 0
+    assert measure("math_equal", reward_context(answer="3"), expect="3 m").value == 1
+    assert measure("math_equal", reward_context(answer="1,2"), expect=r"1\text{ or }2").value == 1, "no unit"
 
 
 READ_IN_PART = r"""
