@@ -67,10 +67,11 @@ class Pattern:
     """A compiled pattern. Each method takes a bounded time, whatever the text.
 
     `groups` is how many groups it has; `sees` how many characters of a text's end it looks at: `SEARCHED_CHARS`, and
-    fewer where the pattern compiles to so much that this would take too long.
+    fewer where the pattern compiles to so much that this would take too long; `sees_most` how many where a policy would
+    gain by writing on behind a match.
     """
 
-    __slots__ = ("_prefix", "_regexp", "_size", "groups", "sees", "source")
+    __slots__ = ("_prefix", "_regexp", "_size", "groups", "sees", "sees_most", "source")
 
     def __init__(self, source: str, regexp: Any, *, prefix: str = "") -> None:
         self.source = source
@@ -78,11 +79,12 @@ class Pattern:
         self._regexp = regexp
         self._size = max(regexp.programsize, 1)
         self.sees = min(SEARCHED_CHARS, _MAX_STEPS // self._size)
+        self.sees_most = min(16 * SEARCHED_CHARS, 4 * _MAX_STEPS // self._size)
         self._prefix = prefix
 
-    def search(self, text: str) -> Match | None:
-        """The first match in the last `sees` characters of `text`, None where there is none."""
-        text = text[-self.sees :]
+    def search(self, text: str, sees: int = 0) -> Match | None:
+        """The first match in the last `sees` characters of `text`, by default the pattern's own; None for none."""
+        text = text[-(sees or self.sees) :]
         if self._prefix not in text:
             return None
         found: Match | None = self._regexp.search(encodable(text))

@@ -174,6 +174,15 @@ def test_an_empty_text_to_look_for_is_refused_since_every_answer_contains_it() -
         value("contains", "anything", "The.", normalise="qa")
 
 
+@pytest.mark.parametrize("keys", [{"rule": "regex", "pattern": "damn"}, {"rule": "contains", "expect": "damn"}])
+def test_nobody_is_spared_a_cost_by_what_is_written_on_behind_it(keys: dict[str, Any]) -> None:
+    for padding in (0, 20_000, 100_000, 300_000):
+        for word, expected in (("damn", 1.0), ("fine", 0.0)):
+            said = f"{word}{' ' * padding}<answer>7</answer>"
+            found = measure(context=reward_context(turns=[turn(said)]), of="message", weight=-1, **keys).value
+            assert found == (1.0 if padding > 262_144 else expected)
+
+
 def test_regex_searches_or_matches_in_full() -> None:
     assert value("regex", "abc 12", pattern=r"\d+") == 1.0
     assert value("regex", "abc 12", pattern=r"\d+", full=True) == 0.0

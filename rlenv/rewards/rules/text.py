@@ -144,6 +144,7 @@ def _f1(name: str, spec: F1Spec, context: TermCompileContext) -> Term:
 def _contains(name: str, spec: ContainsSpec, context: TermCompileContext) -> Term:
     accepted = rules.compile_accepted(spec.expect)
     normalise = forms.NORMALISERS[spec.normalise]
+    most = MAX_CHARS if spec.usual_weight >= 0 else 4 * MAX_CHARS
 
     def measure(context: RewardContext) -> Measured:
         golds = [normalise(rules.gold_text(gold)) for gold in accepted(context)]
@@ -152,9 +153,11 @@ def _contains(name: str, spec: ContainsSpec, context: TermCompileContext) -> Ter
         text = rules.read(context, spec.of)
         if text is None:
             return rules.NO_ANSWER
-        mine = normalise(text[-MAX_CHARS:])
+        mine = normalise(text[-most:])
         found = [gold in mine for gold in golds]
-        return Measured(float(any(found) if spec.mode == "any" else all(found)), text)
+        # What stands before what is read spares nobody a cost.
+        is_hidden = spec.usual_weight < 0 and len(text) > most
+        return Measured(float(is_hidden or (any(found) if spec.mode == "any" else all(found))), text)
 
     return Term(name=name, spec=spec, measure=measure, where=rules.where_of(spec.of))
 
@@ -162,18 +165,19 @@ def _contains(name: str, spec: ContainsSpec, context: TermCompileContext) -> Ter
 def _regex(name: str, spec: RegexSpec, context: TermCompileContext) -> Term:
     with under("pattern"):
         pattern = compile_pattern(spec.pattern)
-    search = pattern.fullmatch if spec.full else pattern.search
+    costs = spec.usual_weight < 0 and not spec.full
+    sees = pattern.sees_most if costs else pattern.sees
 
     def measure(context: RewardContext) -> Measured:
         text = rules.read(context, spec.of)
         if text is None:
             return rules.NO_ANSWER
-        if spec.full and len(text) > pattern.sees:
-            return Measured(0.0, f"longer than the {pattern.sees} characters that this pattern may see")
-        match = search(text)
+        match = pattern.fullmatch(text) if spec.full else pattern.search(text, sees)
+        if match is None and (spec.full or costs) and len(text) > sees:
+            return Measured(float(costs), f"longer than the {sees} characters that this pattern may see")
         if match is None:
             return Measured(0.0, text)
-        begin = 0 if spec.full else max(len(text) - pattern.sees, 0)
+        begin = 0 if spec.full else max(len(text) - sees, 0)
         found = match[0] or ""
         return Measured(1.0, found, where=_matched(context, spec.of, text, begin + match.start(), found))
 
