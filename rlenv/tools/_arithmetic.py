@@ -131,6 +131,13 @@ def _lcm(*values: Number) -> Number:
     return result
 
 
+def _sum(*values: Number) -> Number:
+    result: Number = 0
+    for value in values:
+        result = _exact(result + value)  # 99 fractions have a denominator of 400,000 bits, which takes 0.2 s
+    return result
+
+
 _MANY = 99
 _FUNCTIONS: dict[str, tuple[Callable[..., Number], int, int]] = {
     "abs": (abs, 1, 1),
@@ -154,7 +161,7 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Number], int, int]] = {
     "round": (_round, 1, 2),
     "sin": (math.sin, 1, 1),
     "sqrt": (_root, 1, 1),
-    "sum": (lambda *values: sum(values), 1, _MANY),
+    "sum": (_sum, 1, _MANY),
     "tan": (math.tan, 1, 1),
 }
 _CONSTANTS: dict[str, Number] = {"pi": math.pi, "π": math.pi, "e": math.e}

@@ -195,6 +195,13 @@ def test_it_never_raises_anything_but_a_failure_for_the_model(expression: str) -
     assert 0 < len(text) < limit
 
 
+def test_a_sum_of_many_is_what_adding_them_one_after_another_is() -> None:
+    """No step on the way is larger than what is kept exact."""
+    near_tenth, near_fifth = "2^2100/(10*2^2100+1)", "3^1300/(5*3^1300+1)"
+    added = calculate(f"{near_tenth}+{near_fifth}-{near_tenth}-{near_fifth}")
+    assert calculate(f"sum({near_tenth},{near_fifth},-{near_tenth},-{near_fifth})") == added != 0
+
+
 @pytest.mark.shared_data
 def test_the_annotations_of_gsm8k_have_the_values_that_they_claim() -> None:
     annotations = [
