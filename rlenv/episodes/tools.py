@@ -202,15 +202,11 @@ class EpisodeTools:
             RewardError: the row gives no calls, or one of them failed by infrastructure.
             EpisodeError: a resource cannot be had.
         """
-        environment = self._environment
-        tools = {**environment.parts.tools, **self.toolset.tools}
+        other = self._other()
         try:
-            actions = read_calls(calls, parameters_of([tool.schema for tool in tools.values()]))
+            actions = read_calls(calls, parameters_of([tool.schema for tool in other.toolset.tools.values()]))
         except PolicyError as error:
             raise RewardError(f"the gold calls cannot be read: {error}") from error
-        other = EpisodeTools(environment, self.task, self.seed, self.limits)
-        executor = environment.executor.with_tools(tools, self.toolset.executor)
-        other.toolset, other.begun = ToolSet(tools, executor, executor), time.monotonic()
         try:
             await other.open()
             look(other.resources)
@@ -221,6 +217,24 @@ class EpisodeTools:
                     if result.is_error and result.whose != "policy":
                         raise RewardError(f"the gold call of '{call.name}' failed: {result.reason}: {result.text:.200}")
             yield other.resources
+        finally:
+            await other.aclose()
+
+    def _other(self) -> EpisodeTools:
+        """The same tools over resources that are yet to be opened."""
+        environment = self._environment
+        tools = {**environment.parts.tools, **self.toolset.tools}
+        other = EpisodeTools(environment, self.task, self.seed, self.limits)
+        executor = environment.executor.with_tools(tools, self.toolset.executor)
+        other.toolset, other.begun = ToolSet(tools, executor, executor), time.monotonic()
+        return other
+
+    async def run_anew(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        """The result of a reward's call over resources in which the policy has left nothing."""
+        other = self._other()
+        try:
+            await other.open()
+            return await other.run_for_reward(name, arguments)
         finally:
             await other.aclose()
 
@@ -388,4 +402,5 @@ class EpisodeReward:
             self._tools.seed,
             found,
             self._tools.after,
+            self._tools.run_anew,
         )

@@ -14,6 +14,7 @@ from rlenv.errors import RewardError
 from rlenv.language.kinds import CompileContext
 from rlenv.language.spec import AnswerSpec, RewardSpec
 from rlenv.messages import Message, ToolResult
+from rlenv.resources.base import Folder
 from rlenv.rewards.answer import GivenAnswer
 from rlenv.tools.base import Tool
 from rlenv.trajectory import Trajectory, Turn, Where
@@ -23,6 +24,8 @@ __all__ += ["message_of", "where_of_call", "where_of_content", "where_of_quotes"
 
 _SHOWN_CHARS = 80
 _MOST_QUOTES = 16
+_OF_FILES = ("command", "python")
+"""Kinds of tools that stand on nothing of the episode's but what their entry names."""
 _QUOTE = re.compile(r'"([^"]{4,400})"|“([^”]{4,400})”|`([^`]{4,400})`')
 
 
@@ -201,6 +204,16 @@ class RewardContext:
     """The episode's resources opened once more, after gold calls (`rlenv.policies.base.read_calls`) were run on them;
     the function is called with them before these. None where there is no environment. A gold call that infrastructure
     failed raises RewardError."""
+    call_anew: Callable[[str, Mapping[str, Any]], Awaitable[ToolResult]] | None = None
+    """As `call`, over resources that are opened once more, and closed with it. None where there is no environment."""
+
+    def call_known(
+        self, tool: Tool, known: Mapping[str, Any]
+    ) -> Callable[[str, Mapping[str, Any]], Awaitable[ToolResult]]:
+        """`call` for one that is known to work; `call_anew` where what the policy left in a folder could break that."""
+        held = [self.resources.get(name) for name in tool.resources]
+        is_of_files = tool.kind in _OF_FILES and bool(held) and all(isinstance(one, Folder) for one in held)
+        return self.call_anew if is_of_files and known is tool.example and self.call_anew is not None else self.call
 
     @property
     def final_text(self) -> str:

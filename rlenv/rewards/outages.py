@@ -310,12 +310,13 @@ class _Asking:
     """Reasons for which the lost call failed beside a known one that went well."""
 
     async def ask_known(self) -> Answered[ToolResult] | Refused | Untold:
-        tool, found = self.tool, await self.context.call(self.tool.name, self.known)
+        tool, call = self.tool, self.context.call_known(self.tool, self.known)
+        found = await call(tool.name, self.known)
         self.has_fallen = self.has_fallen or (self.is_behind and found.reason == _FALLEN)
         self.fells = self.fells or (found.reason == _FALLEN and _line(tool, self.context).fellers > 0)
         if self.has_fallen and not self.may_fell and found.outcome == "ok":
             for _ in range(_LOOKS):
-                found = await self.context.call(tool.name, self.known)
+                found = await call(tool.name, self.known)
                 if found.outcome != "ok":
                     break
             self.has_fallen, self.fells = False, found.outcome == "ok"
@@ -332,9 +333,8 @@ class _Asking:
     async def ask_again(self) -> Answered[ToolResult] | Refused | Untold:
         if self.arguments is None:
             return Refused("it was not kept")
-        if self.arguments == self.known:
-            is_well = self.well.outcome == "ok"
-            return Answered(self.well) if is_well else Untold("it is what is known to work")
+        if self.arguments == self.known and self.context.call_known(self.tool, self.known) == self.context.call:
+            return Answered(self.well) if self.well.outcome == "ok" else Untold("it is what is known to work")
         found = await self.context.call(self.tool.name, self.arguments)
         self.is_behind = self.is_well
         seems_to_fell = not self.may_fell and (found.reason in FELLED or self.fells)

@@ -382,6 +382,48 @@ def test_a_name_or_a_form_that_a_call_gives_and_nothing_takes_is_the_policys(nam
         assert (found.turns[0].results[0].whose, found.reward.total) == ("policy", 0)
 
 
+PUT = '\n\ndef put(text: str, work) -> str:\n    (work.path / "sol.sh").write_text(text)\n    return "put"\n'
+CHECKS = """
+rlenv: 1
+name: checks
+tasks: {{train: {{rows: [{{answer: "1"}}]}}}}
+prompt: {{user: Write sol.sh.}}
+resources: {{work: {{kind: tempdir}}}}
+tools:
+  put: {{kind: python, function: "tools.py:put", inject: [work], mutates: true}}
+  check:
+    kind: command
+    command: [sh, -c, '[ ! -e "$0" ] || kill -9 $$; [ ! -e sol.sh ] || . ./sol.sh; echo 1', {away}]
+    cwd: "{{{{ resources.work }}}}"
+    example: {{}}
+rewards:
+  checked: {{kind: verify, tool: check, arguments: {{}}, expect: {{value: "1"}}}}
+  called: {{kind: rule, rule: tool_called, tool: check}}
+limits: {{reward_s: {reward_s}}}
+"""
+
+
+@pytest.mark.parametrize(("is_away", "put", "worth"), [(False, "kill -9 $$", 0), (False, ":", 1), (True, ":", None)])
+def test_what_breaks_a_program_over_what_was_left_is_no_fault_of_the_tools(
+    is_away: bool, put: str, worth: int | None, make_environment: Make, tmp_path: Path
+) -> None:
+    """Its example would break too, were it tried over what the policy left; a tool that is away fails everywhere."""
+    text = CHECKS.format(away=json.dumps(str(tmp_path / "away")), reward_s=2 if is_away else 20)
+    if is_away:
+        (tmp_path / "away").touch()
+    environment = make_environment(text, tools=PUT)
+    found = asyncio.run(play_alone(environment, ToolCall("put", {"text": put}), ToolCall("check", {})))
+    assert [found.reward.terms[name].value for name in ("checked", "called")] == [worth, worth]
+
+
+async def play_alone(environment: Environment, *calls: ToolCall) -> Trajectory:
+    async with environment.start() as episode:
+        for call in calls:
+            await episode.step(Message("assistant", "", (call,)))
+        await episode.step("<answer>1</answer>")
+        return episode.trajectory
+
+
 @pytest.mark.parametrize(
     ("read", "longest"),
     [
