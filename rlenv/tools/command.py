@@ -38,8 +38,9 @@ _NUMBER = re.compile(r"-([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _FILLED = re.compile(r"\{\{.*?\}\}|\{%")
 _OWN = re.compile(r"\{\{\s*(?:(vars)|resources)\.\w+(\.[\w.]+)?\s*\}\}$")
 _CLIMBS = re.compile(r"(?:^|[/\\=@:,])\.\.(?:[/\\]|$)")
-# Also after what programs write before a name (`key=/…`, `@/…`, `host:/…`); an address `https://…` is none.
-_ABSOLUTE = re.compile(r"(?:^|[=@,])(?:/|~/|file:)|:/(?!/)", re.IGNORECASE)
+# Also after what programs write before a name (`key=/…`, `@/…`, `host:/…`); an address `https://…` is none, and one of
+# a file (`jar:file:///…`, `git+file:///…`) is wherever it stands.
+_ABSOLUTE = re.compile(r"(?:^|[=@,])(?:/|~/|file:)|:/(?!/)|(?<!\w)file:/", re.IGNORECASE)
 
 
 class CommandSpec(ToolSpec):

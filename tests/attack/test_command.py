@@ -104,6 +104,8 @@ def test_an_option_that_the_author_wrote_takes_its_value_and_no_other_option() -
         *(
             "file:///etc/passwd",
             "FILE:/etc/passwd",
+            "jar:file:///etc/passwd!/a",
+            "git+File:///etc/passwd",
             "@/etc/passwd",
             "x=/etc/passwd",
             "host:/etc/passwd",
@@ -142,7 +144,21 @@ def test_two_parts_of_a_call_make_no_path_outside_together(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "text", ["a", "a/b.txt", "a b", "1/2", "..a", "a..b", "...", "https://example.org/x", "10:30", "x=1"]
+    "text",
+    [
+        "a",
+        "a/b.txt",
+        "a b",
+        "1/2",
+        "..a",
+        "a..b",
+        "...",
+        "https://example.org/x",
+        "10:30",
+        "x=1",
+        "a file",
+        "profile://x",
+    ],
 )
 def test_ordinary_words_and_names_below_a_folder_are_arguments(text: str) -> None:
     assert run(["echo", "{{ args.text }}"], {"text": text}, parameters=TEXT).text == text
