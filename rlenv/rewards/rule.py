@@ -28,7 +28,6 @@ from rlenv.trajectory import Where
 _NAMES = frozenset(("task", "vars", "resources", "answer", "item"))
 _WRITTEN = frozenset(("answer", "said"))
 _OF_THE_POLICY = _WRITTEN | {"resources"}
-_MAX_SAID = 65_536
 _COLUMN = re.compile(r"\{\{\s*task\.([A-Za-z_]\w*)\s*\}\}", re.ASCII)
 
 
@@ -103,7 +102,7 @@ def compile_for_context(value: Any, *, where: str, names: frozenset[str] = _NAME
             "answer": context.answer,
             "item": item,
             "turn": len(context.turns) - 1,
-            "said": context.said[-_MAX_SAID:] if reads_said else "",
+            "said": context.said if reads_said else "",
         }
         try:
             return fill(**values)

@@ -450,11 +450,14 @@ def test_no_number_of_the_policys_own_is_too_large_for_a_sum_or_a_group(template
     assert measure("value", reward_context(turns=[turn(said)]), value=template).value == 0
 
 
-def test_of_a_long_talk_the_end_is_seen() -> None:
-    where = reward_context(turns=[turn("first" + "x" * 65_536), turn("last", index=1)])
+def test_of_a_long_talk_all_is_seen_or_it_is_worth_the_least() -> None:
+    """A policy that writes on hides nothing of what it said, which may cost."""
+    where = reward_context(turns=[turn("first" + "x" * 1_000_000), turn("last", index=1)])
     found = [measure("value", where, value=f"{{{{ '{word}' in said }}}}").value for word in ("first", "xxx", "last")]
-    assert found == [0.0, 1.0, 1.0]
-    assert measure("value", where, value="{{ said | length }}").value == 65_536
+    assert found == [1.0, 1.0, 1.0]
+    assert measure("value", where, value="{{ said | length }}").value == 1_000_010
+    for weight, worst in ((1, 0), (-1, 1)):
+        assert measure("value", where, value="{{ 'first' in said | title }}", weight=weight).value == worst
 
 
 @pytest.mark.parametrize(("length", "value"), [(65_533, 1.0), (65_536, 0.0)])
