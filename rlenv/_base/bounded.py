@@ -94,7 +94,7 @@ def holds_more(value: Any, most: int) -> bool:
     while rest and total <= most:
         held = rest.pop()
         total += len(held)
-        inner = held.values() if isinstance(held, Mapping) else held
+        inner = held if isinstance(held, (list, tuple)) else held.values()
         rest += [one for one in inner if isinstance(one, (dict, list, tuple))] if total <= most else ()
     return total > most
 
