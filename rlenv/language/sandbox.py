@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MappingView, Sequence, Set
 from functools import cached_property, partial
 from typing import Any, Final
 
@@ -22,11 +22,16 @@ _MAX_PRODUCT: Final = 10_000_000
 _MAX_POWER_BITS: Final = 100_000
 _MOST_WORK: Final = 65_536
 _FREE: Final = frozenset("length count first last default d truncate attr items".split())
-_QUICK: Final = frozenset("trim lower upper replace tojson string pprint xmlattr join urlencode".split())
+_QUICK: Final = dict.fromkeys("trim lower upper replace tojson string xmlattr join indent".split(), 16)
+_QUICK.update(urlencode=8, format=4, pprint=4)  # so many characters for one unit
 _AT_ONCE: Final = frozenset("startswith endswith find rfind index rindex count encode".split())
-_WIDE: Final = frozenset("center indent batch slice round ljust rjust zfill expandtabs format".split())
+_FROM_THE_END: Final = frozenset("rfind rindex rsplit rpartition".split())
+_WIDE: Final = frozenset("center indent ljust rjust zfill expandtabs format".split())
+_MEASURED: Final = _WIDE | _FROM_THE_END | frozenset("batch slice round urlize replace join".split())
 _STARRED: Final = re.compile(r"\{[^{}]*\{|%[^%a-z]*\*")  # a width that stands among the arguments
-_LISTS: Final = (list, tuple, set, frozenset, Mapping)
+_WIDTHS: Final = re.compile(r"%(?:\([^()]*\))?([-+ #.\d]*)|\{[^{}:]*:([^{}]*)\}")
+_CLOSING: Final = re.compile(r"(?:[)>.,\n]|&gt;){9,}")  # which urlize looks at again from each of its signs
+_LISTS: Final = (list, tuple, Set, Mapping, MappingView)
 
 
 class Work:
@@ -48,11 +53,12 @@ class Work:
 
     def filter(self, value: Any, given: Sequence[Any], *, name: str) -> None:
         """A filter of Jinja; one that is quick takes a sixteenth of the time."""
+        rate = _QUICK.get(name, 1)
         if name not in _FREE and isinstance(value, (str, bytes)):
-            self.spend(name, len(value) // (16 if name in _QUICK else 1))
+            self.spend(name, len(value) // rate)
         elif name not in _FREE and isinstance(value, _LISTS):
-            self.spend(name, len(value) // (4 if name in _QUICK else 1))
-            self.spend(name, size(value, 16 * self.left) // 16 if name in _QUICK else 0)  # which write all of it
+            self.spend(name, len(value) // min(rate, 4))
+            self.spend(name, size(value, rate * self.left) // rate if rate > 1 else 0)  # which write all of it
         self.spend(name, 1 + _written(name, value, given))
 
     def call(self, function: Any, given: Sequence[Any]) -> None:
@@ -60,7 +66,8 @@ class Work:
         function = getattr(function, "__wrapped__", function)  # of the sandbox's own `format`
         owner, name, units = getattr(function, "__self__", None), getattr(function, "__name__", "a call"), 2
         if isinstance(owner, (str, bytes, list, tuple)):
-            units += len(owner) // (256 if name in _AT_ONCE else 16) + _written(name, owner, given)
+            self.spend(name, len(owner) // (256 if name in _AT_ONCE else 1 if name == "format" else 16))
+            units += _written(name, owner, given)
         if name == "join" and given:
             self.spend(name, len(given[0]) // 4 if isinstance(given[0], _LISTS) else 0)
             units += size(given[0], 16 * self.left) // 16
@@ -74,26 +81,46 @@ class Work:
             elif isinstance(one, (list, tuple)):
                 self.spend("an operator", len(one) // 16)
 
-    def loop(self, values: Any) -> Any:
-        """The values of a loop: those with a length are paid for at once, others one by one."""
-        if hasattr(values, "__len__"):
-            self.spend("a loop", 2 * len(values))
-            return values
-        return self._each(values)
+    def write(self, value: Any) -> None:
+        """A value that is written once more, as in a loop."""
+        if isinstance(value, (list, tuple, set, frozenset, dict)):  # no view of an author's, which may ask a server
+            self.spend("a value", size(value, 16 * self.left) // 16)
+        else:
+            self.test(value)
 
-    def _each(self, values: Iterable[Any]) -> Iterator[Any]:
+    def loop(self, values: Any, each: int = 2) -> Any:
+        """The values of a loop: those with a length are paid for at once, others one by one."""
+        try:
+            count = len(values)
+        except Exception:  # some have the method, and no length
+            return self._each(values, each)
+        self.spend("a loop", each * count)
+        return values
+
+    def _each(self, values: Iterable[Any], each: int) -> Iterator[Any]:
         for value in values:
-            self.spend("a loop", 2)
+            self.spend("a loop", each)
             yield value
 
 
 def _written(name: str, value: Any, given: Sequence[Any]) -> int:
     """How many characters the arguments of a filter or a method make it write beside those of `value`."""
-    if name in _WIDE and (name != "format" or _STARRED.search(str(value))):
+    if name not in _MEASURED:
+        return 0
+    numbers = sum(abs(one) if isinstance(one, int) else len(one) for one in given if isinstance(one, (int, str)))
+    if name in ("batch", "slice", "round"):
+        return numbers
+    if name == "format":
+        parts = (part for found in _WIDTHS.findall(str(value)) for part in found)
+        widths = sum(int(digits[:18]) for part in parts for digits in re.findall(r"\d+", part))
+        return (widths + (numbers if _STARRED.search(str(value)) else 0)) // 16
+    if name in _WIDE:
         lines = value.count("\n") + value.count("\t") + 1 if name in ("indent", "expandtabs") else 1
-        return lines * sum(
-            abs(one) if isinstance(one, int) else len(one) for one in given if isinstance(one, (int, str))
-        )
+        return lines * (numbers + 4) // 16
+    if name == "urlize":
+        return sum(len(run) ** 2 for run in _CLOSING.findall(str(value))) // 50
+    if name in _FROM_THE_END and given and isinstance(given[0], (str, bytes)):
+        return len(value) * len(given[0]) // 1_000  # Python takes the product of both at worst
     if name == "replace" and len(given) > 1 and isinstance(value, str) and isinstance(given[0], str):
         return value.count(given[0]) * len(str(given[1])) // 256
     if name == "join" and given:
@@ -147,7 +174,8 @@ class _Bounded(Sandbox):
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         work = _work(context)
-        work.test(left, (right,))
+        if not (isinstance(left, (int, float)) and isinstance(right, (int, float))):
+            work.test(left, (right,))
         if operator == "%" and isinstance(left, str):
             work.filter(left, right if isinstance(right, tuple) else (right,), name="format")
         return left % right if operator == "%" else super().call_binop(context, operator, left, right)
@@ -156,7 +184,7 @@ class _Bounded(Sandbox):
         work = _work(context)
         work.call(function, (*args, *kwargs.values()))
         if isinstance(function, jinja2.runtime.LoopContext):  # of `loop(children)`
-            args = (work.loop(args[0]), *args[1:])
+            args, kwargs = tuple(map(work.loop, args)), {name: work.loop(one) for name, one in kwargs.items()}
         return super().call(context, function, *args, **kwargs)
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
@@ -166,43 +194,67 @@ class _Bounded(Sandbox):
 
 def _work(context: Any) -> Work:
     """The work that is left to a rendering, which all its contexts share."""
-    if not hasattr(context.eval_ctx, "work"):
-        context.eval_ctx.work = Work()
-    work: Work = context.eval_ctx.work
-    return work
+    found: Work | None = getattr(context.eval_ctx, "work", None)
+    if found is None:
+        found = context.eval_ctx.work = Work()
+    return found
 
 
 def _pay(node: nodes.Node, *, is_looped: bool) -> None:
     if isinstance(node, nodes.For):
-        node.iter = _paid(node.iter, "(loop)")
+        held = sum(1 for part in node.body for _ in part.find_all(nodes.Expr))
+        node.iter = _paid(node.iter, "(loop)", nodes.Const(2 + held // 3))
     elif isinstance(node, nodes.Compare):
         node.expr = _paid(node.expr)
         for operand in node.ops:
             operand.expr = _paid(operand.expr)
     elif isinstance(node, nodes.Concat) or (isinstance(node, nodes.Output) and is_looped):
-        node.nodes = [_paid(one) for one in node.nodes]
+        node.nodes = [_paid(one, "(write)") for one in node.nodes]
     is_looped = is_looped or isinstance(node, (nodes.For, nodes.Macro))
+    for field, held in node.iter_fields() if is_looped and not _is_payment(node) else ():
+        if isinstance(held, nodes.Getitem) and isinstance(held.arg, nodes.Slice):  # has no hook, and makes a copy
+            setattr(node, field, _paid(held))
     for child in node.iter_child_nodes():
         _pay(child, is_looped=is_looped)
 
 
-def _paid(node: Any, name: str = "(look)") -> Any:
-    if isinstance(node, (nodes.Const, nodes.TemplateData)) or (isinstance(node, nodes.Filter) and node.name[0] == "("):
+def _is_payment(node: Any) -> bool:
+    return isinstance(node, nodes.Filter) and node.name[0] == "("
+
+
+def _paid(node: Any, name: str = "(look)", *given: nodes.Expr) -> Any:
+    if isinstance(node, (nodes.Const, nodes.TemplateData)) or _is_payment(node):
         return node
-    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno, environment=node.environment)
+    return nodes.Filter(node, name, list(given), [], None, None, lineno=node.lineno, environment=node.environment)
 
 
 def _paying(function: Any, pay: Callable[..., None]) -> Callable[..., Any]:
     """A filter or a test of Jinja that pays first."""
-    wanted = getattr(function, "jinja_pass_arg", None)  # what Jinja hands it first
+    wanted = getattr(getattr(function, "jinja_pass_arg", None), "name", "")  # what Jinja hands it first
+    part = {"eval_context": "eval_ctx", "environment": "environment"}.get(wanted, "")
 
     @jinja2.pass_context
     def paying(context: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
         pay(_work(context), value, (*args, *kwargs.values()))
-        parts = {"context": context, "eval_context": context.eval_ctx, "environment": context.environment}
-        return function(*(() if wanted is None else (parts[wanted.name],)), value, *args, **kwargs)
+        if wanted:
+            return function(getattr(context, part) if part else context, value, *args, **kwargs)
+        return function(value, *args, **kwargs)
 
     return paying
+
+
+@jinja2.pass_context
+def _looked(context: Any, value: Any) -> Any:
+    if not (isinstance(value, str) and len(value) < 256):
+        _work(context).test(value)
+    return value
+
+
+@jinja2.pass_context
+def _rewritten(context: Any, value: Any) -> Any:
+    if not (isinstance(value, str) and len(value) < 256):
+        _work(context).write(value)
+    return value
 
 
 unbounded = Sandbox(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
@@ -210,8 +262,8 @@ unbounded.filters["boxed"] = boxed
 _bounded = _Bounded(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
 _bounded.filters |= {name: _paying(one, partial(Work.filter, name=name)) for name, one in unbounded.filters.items()}
 _bounded.tests |= {name: _paying(one, Work.test) for name, one in unbounded.tests.items()}
-_bounded.filters["(look)"] = _paying(lambda value: value, Work.test)
-_bounded.filters["(loop)"] = jinja2.pass_context(lambda context, values: _work(context).loop(values))
+_bounded.filters |= {"(look)": _looked, "(write)": _rewritten}
+_bounded.filters["(loop)"] = jinja2.pass_context(lambda context, *given: _work(context).loop(*given))
 
 
 def environment_of(names: Collection[str]) -> Sandbox:

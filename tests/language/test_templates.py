@@ -232,10 +232,18 @@ _GROWN = "{% set all = namespace(text='') %}{% for one in range(500) %}{% set al
         "{{ answer.split(' ')[:900] | join(answer) }}",
         "{{ answer.join(answer[:900].split(' ')) }}",
         "{{ answer.split()[:9000] | select('in', answer) | list }}",
-        "{{ 'x'.center(answer | length) }}",
-        "{{ 'x' | indent(answer | length, true) }}",
-        "{{ '%*d' % (answer | length, 1) }}",
-        "{{ '{:>{}}'.format(1, answer | length) }}",
+        "{{ 'x'.center(2 * answer | length) }}",
+        "{{ 'x' | indent(2 * answer | length, true) }}",
+        "{{ '%*d' % (2 * answer | length, 1) }}",
+        "{{ '{:>{}}'.format(1, 2 * answer | length) }}",
+        "{{ ('%.' ~ (answer | length) ~ '0f') | format(1) }}",
+        "{{ ('{:>' ~ (answer | length) ~ '0}').format(1) }}",
+        "{% for one in range(9000) %}{{ {'note': answer} }}{% endfor %}",
+        "{% for one in range(9000) %}{{ one ~ [answer] }}{% endfor %}",
+        "{% for one in range(9000) %}{% if answer[one:] %}x{% endif %}{% endfor %}",
+        "{{ (')' * 65000 ~ 'x)') | urlize ~ answer[0] }}",
+        "{{ answer.rfind('a' ~ answer[:500000]) }}",
+        "{{ answer | pprint }}",
         "{{ 3.5 | round(answer | length, 'floor') }}",
     ],
 )
@@ -266,6 +274,36 @@ _TREE = "{% for one in ['c', answer[:1]] | sort recursive %}{{ one }}{% if one =
 def test_bounded_work_changes_nothing_that_a_template_writes(source: str, text: str) -> None:
     assert compile_template(source).text(answer=_LONG) == text
     assert compile_template(source.replace("answer", "task")).text(task=_LONG) == text
+
+
+class Lengthless:
+    """As a stream of rows that are counted nowhere."""
+
+    def __len__(self) -> int:
+        raise TypeError("no length")
+
+    def __iter__(self) -> Any:
+        return iter("ab")
+
+
+def test_a_loop_takes_what_has_no_length() -> None:
+    rows = {"rows": Lengthless(), "tree": [{"name": "a", "below": [{"name": "b", "below": []}]}]}
+    assert compile_template("{% for one in resources.rows %}{{ one }}{% endfor %}").text(resources=rows) == "ab"
+    tree = "{% for one in resources.tree recursive %}{{ one.name }}{{ loop(iterable=one.below) }}{% endfor %}"
+    assert compile_template(tree).text(resources=rows) == "ab"
+
+
+def test_the_values_of_a_mapping_are_paid_for_as_a_list_is() -> None:
+    template = compile_template("{{ resources.values() | sort | length }}")
+    assert template.value(resources=dict.fromkeys(range(60_000), 1)) == 60_000
+    with pytest.raises(TemplateError, match="sort: longer"):
+        template.value(resources=dict.fromkeys(range(70_000), 1))
+
+
+def test_a_table_and_a_long_text_that_is_indented_fit() -> None:
+    table = "{% for row in result %}{% for one in row %}{{ one.ljust(20) }}{{ '%-12.3f' % 2 }}|{% endfor %}{% endfor %}"
+    assert compile_template(table).text(result=[["x"] * 10] * 500).count("|") == 5_000
+    assert len(compile_template("{{ result | indent(4) }}").text(result="x" * 60 + "\nabc" * 15_000)) == 120_060
 
 
 def test_each_rendering_has_its_own_work() -> None:
