@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from rlenv._base.paths import RefusedPath, finder, is_file, is_folder, names_in
 from rlenv._base.text import did_you_mean, nearest, strings_in
-from rlenv.checks.odd_rows import odd_documents, odd_ids
-from rlenv.checks.subject import MAX_ROWS, PATTERNS, Subject, all_golds, gold_columns, gold_term, prompt_texts
+from rlenv.checks.odd_rows import asked_of, odd_documents, odd_ids
+from rlenv.checks.subject import MAX_ROWS, PATTERNS, Subject, all_golds, filled, gold_columns, gold_term
 from rlenv.episodes.compile import bases_of, entry_fault
 from rlenv.errors import Finding, UsageError
 from rlenv.images import UnreadableImage, image_of, listed, mime_of
@@ -208,7 +208,7 @@ def check_stores(subject: Subject) -> Iterator[Finding]:
 
 def _machines(subject: Subject) -> Iterator[Finding]:
     """What tests compare with, in the machine or the folder that the policy works in, and files that they never see."""
-    loaded, prompt = subject.loaded, "\n".join(text for _, text in prompt_texts(subject.loaded.spec.prompt))[:20_000]
+    loaded, prompt = subject.loaded, next((one.texts[0][:20_000] for one in asked_of(subject) if one.texts), "")
     for name, one in loaded.spec.resources.items():
         folder = loaded.base_of(f"resources.{name}.path") / str(getattr(one, "path", None) or "?")
         files = itertools.islice(folder.rglob("*"), _MOST_ROWS) if folder.is_dir() else ()
@@ -217,29 +217,31 @@ def _machines(subject: Subject) -> Iterator[Finding]:
             tests = str(getattr(reward, "tests", None) or "").partition("{")[0]
             if tests and (loaded.base_of(f"rewards.{key}.tests") / tests).absolute().is_relative_to(folder.absolute()):
                 shown.append(tests)
-            command = f"{getattr(reward, 'command', '')} {getattr(reward, 'collect', '')}"
+            command = filled(subject, f"{getattr(reward, 'command', '')} {getattr(reward, 'collect', '')}")
             paths = {*PATTERNS.path.findall(str(getattr(one, "setup", None)))} & {*PATTERNS.path.findall(command)}
-            shown += [path for path in sorted(paths) if path not in prompt and _is_of_tests(path)]
+            shown += sorted(path for path in paths if path not in prompt and PATTERNS.of_tests.search(path))
             if getattr(reward, "kind", "") == "workspace" and getattr(reward, "resource", "") == name:
                 yield from _unseen(subject, key, reward, one, command, prompt)
         if shown:
             yield subject.say("gold-in-prompt/machine", f"resources.{name}", shown[0], at="key")
 
 
-def _is_of_tests(path: str) -> bool:
-    return bool(PATTERNS.tests.search(path) or PATTERNS.solved.fullmatch(os.path.basename(path)))
-
-
 def _unseen(subject: Subject, key: str, reward: Any, machine: Any, command: str, prompt: str) -> Iterator[Finding]:
-    """A file that the prompt asks for and tests read elsewhere, or where nothing of the episode is kept."""
-    read, told = ({*filter(PATTERNS.own_path.fullmatch, PATTERNS.path.findall(text))} for text in (command, prompt))
-    asked = {*PATTERNS.written_to.findall(prompt)}
+    """A file that the prompt asks for and tests read elsewhere (a bare name in `cwd`), or where nothing is kept."""
+    cwd, asked = machine.cwd or ("/" if machine.image else "/app"), {*PATTERNS.written_to.findall(prompt)}
+    paths, is_plain = PATTERNS.path.findall(command), not (reward.tests or machine.image or "{" in str(machine.cwd))
+    loose = {one for one in paths if is_plain and "/" not in one and one not in prompt and f"> {one}" not in command}
+    loose = set() if PATTERNS.program.search(command) else {os.path.join(cwd, one) for one in loose}
+    read = {*filter(PATTERNS.own_path.fullmatch, [*paths, *loose])}
+    told = {*filter(PATTERNS.own_path.fullmatch, PATTERNS.path.findall(prompt))}
+    here = {path for path in asked if is_plain and path not in command and "cd " not in command
+            and re.search(rf"(?<![\w./-]){re.escape(os.path.basename(path))}(?![\w./-])", command)}  # fmt: skip
     pairs = [(mine, theirs) for mine in sorted(told, key=lambda one: (one not in asked, one)) for theirs in sorted(read)
              if os.path.dirname(mine) == os.path.dirname(theirs) and not PATTERNS.tests.search(theirs)
              and os.path.splitext(mine)[1] == os.path.splitext(theirs)[1]]  # fmt: skip
+    pairs += [(one, os.path.join(cwd, os.path.basename(one))) for one in sorted(here) if os.path.dirname(one) != cwd]
     if pairs and not read & told:
         yield subject.say("odd-file/of-tests", f"rewards.{key}", *pairs[0], at="key")
-    cwd = machine.cwd or ("/" if machine.image else "/app")  # an image has one of its own
     named = re.search(r"(?i)\b(?:folder|directory) (/(?!usr|etc|opt|tmp|dev|home|root|var)[a-z][\w.-]*)", prompt)
     known = f"{cwd} {machine.setup} {reward.keep} {command}"
     if named is not None and machine.image is None and "{" not in str(cwd) and named[1] not in known:
@@ -249,16 +251,11 @@ def _unseen(subject: Subject, key: str, reward: Any, machine: Any, command: str,
         yield subject.say("odd-file/no-number", f"rewards.{key}.command")
     keep = (reward.keep or [cwd]) if reward.collect is None else ["/"]
     if isinstance(keep, (list, tuple)) and not any("{" in path for path in (str(cwd), *keep)):
-        written = sorted(path for path in asked & {*PATTERNS.path.findall(command)}
-                         if not any(Path(path).is_relative_to(kept) for kept in keep))  # fmt: skip
-        for path in written[:1]:
-            yield subject.say(
-                "odd-file/not-kept",
-                f"rewards.{key}",
-                path,
-                ", ".join((*(reward.keep or ()), os.path.dirname(path))),
-                at="key",
-            )
+        for path in sorted((asked & {*paths}) | here):
+            if not any(Path(path).is_relative_to(kept) for kept in keep):
+                known = ", ".join((*(reward.keep or ()), os.path.dirname(path)))
+                yield subject.say("odd-file/not-kept", f"rewards.{key}", path, known, at="key")
+                return
 
 
 def _corpus(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Finding]:

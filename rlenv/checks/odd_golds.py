@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,6 +46,7 @@ def check_golds(subject: Subject) -> Iterator[Finding]:
                 ("odd-gold", _beyond(term, one, pairs)),
                 ("gold-in-prompt", _given_away(one, pairs)),
                 ("wrong-gold", _against(one, pairs)),
+                ("any-answer", _met_by_one(term, pairs)),
                 ("constant-gold", _few(one, pairs, seen)),
             ):
                 for message, hint in odd if pairs and one.texts else ():
@@ -71,7 +73,9 @@ def _forms(subject: Subject, term: Term, one: RenderedPrompts, pairs: Sequence[t
             yield f"a gold value {what}, and is compared as it stands: {fitting[0][:40]!r}", "take it out"
             return
     columns = re.findall(r"task\.(\w+)", str(gold_in(term.spec)))
-    mine = _singular(word for column in columns for word in re.sub(r"^min(?:_|$)", "", column).split("_"))
+    # A letter is a unit behind a name alone, as in `length_m`.
+    parts = [re.sub(r"^min(?:_|$)|^[a-z]$", "", column).split("_") for column in columns]
+    mine = _singular(itertools.chain.from_iterable(parts))
     counted = [_singular(PATTERNS.how_many.findall(text.lower())) for text in one.users]
     mine |= set[str]().union(*counted[:1]).intersection(*counted)
     theirs = _singular(re.findall(r"\b(?:in|of|many|to|degrees)(?= ([a-z]+)\b)", fixed.lower()))
@@ -79,7 +83,7 @@ def _forms(subject: Subject, term: Term, one: RenderedPrompts, pairs: Sequence[t
         kinds = [{*names.split()} for names in family]
         here, there = ([one for one in kinds if one & words] for words in (mine, theirs))
         if here and there and not any(one in there for one in here):
-            asked_unit, unit = min(theirs & there[0]), min(mine & here[0])
+            asked_unit, unit = (sorted(kinds[0], key=len)[-1] for kinds in (there, here))
             yield f"the prompt asks for {asked_unit}s, and each row is of {unit}s", "convert one of them"
 
 
@@ -272,3 +276,17 @@ def _keys(subject: Subject, said: str) -> Iterator[Finding]:
             told = f"the keys {', '.join(named)}" if named else "keys"
             yield subject.say("answer-form/key", "prompt", told, lost, name, at="key")
             return
+
+
+def _met_by_one(term: Term, pairs: Sequence[tuple[int, str]]) -> _Odd:
+    """A tolerance within which one number meets nearly all gold values."""
+    near, share = (getattr(term.spec, key, 0) or 0 for key in ("tolerance", "relative_tolerance"))
+    values = sorted(float(value) for _, gold in pairs if (value := number(gold)) is not None)
+    if getattr(term.spec, "rule", "") != "numeric_match" or not (near or share) or len(values) < len(pairs):
+        return
+    spans = [(value - size, value + size) for value in values for size in [max(near, share * abs(value))]]
+    count, place = max((sum(low <= high for low, _ in spans[at:]), -at) for at, (_, high) in enumerate(spans))
+    met = values[-place : count - place]
+    if len({*met}) > 2 and count >= 0.8 * len(values):
+        what = f"{(met[0] + met[-1]) / 2:g} is near enough to {count} of {len(values)} gold values"
+        yield what, "make the tolerance smaller"

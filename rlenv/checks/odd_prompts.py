@@ -159,7 +159,8 @@ def _marks(subject: Subject, text: str) -> Iterator[Finding]:
     if parts is None:
         return
     name, dialect = getattr(parts.dialect, "name", "inline"), parts.dialect
-    if "<think>" in fixed and not dialect.parse("<think>zq</think>x", parts.tools).thinking:
+    is_plain = name != "search_r1" and not dialect.parse("<think>zq</think>x", parts.tools).thinking
+    if "<think>" in fixed and is_plain:  # there it is plain text to the original too
         yield subject.say("think-marks/not-read", "prompt", name, at="key")
     own = dialect.render_action(Message("assistant", "", (ToolCall("zq", {}),)))
     for mark in WORDS["marks"]:
@@ -234,7 +235,7 @@ def _promises(subject: Subject) -> Iterator[Finding]:
             if place and count * size > most[place]:
                 yield subject.say("limits/promise", place, found[0], place)
                 break
-    lengths = [int(found[1]) for found in re.finditer(r"\b(\d+)[- ]words?\b", text)]
+    lengths = [int(found[2]) - bool(found[1]) for found in PATTERNS.words.finditer(text)]
     for name, reward in subject.loaded.spec.rewards.items():
         least, longest = getattr(reward, "min", None) or 0, getattr(reward, "max", None) or math.inf
         is_words = getattr(reward, "rule", "") == "length" and getattr(reward, "unit", "") == "words"
@@ -251,6 +252,7 @@ def _conflicts(subject: Subject) -> Iterator[Finding]:
     facts = {
         "read-only": any(tool.kind == "sql" for tool in tools) and not any(tool.mutates for tool in tools),
         "code": any(tool.kind == "code" for tool in tools),
+        "code-alone": tools and all(tool.kind == "code" for tool in tools),
         "forgets": any(getattr(one, "session", True) is False for one in spec.tools.values()),
         "alone": spec.user is None and not re.search(r"(?i)ask|user|human", " ".join(subject.tools)),
         "toolless": not tools,

@@ -92,8 +92,11 @@ def _rows(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Findin
     seen, every = dict[str, str](), dict[str, list[str]]()
     sources = subject.loaded.spec.tasks
     for one in asked:
-        worded = not _is_drawn(subject, one.split)
         rows = [repr(sorted(row.items(), key=lambda item: str(item[0]))) for row in one.split.rows]
+        # Numbers that a file gives, each row once, are questions as texts are.
+        is_made = sources[one.split.name].function is not None or bool(subject.loaded.spec.resources)
+        is_once = len({*rows}) == len(rows) and min(map(len, one.split.rows)) > 1
+        worded = not _is_drawn(subject, one.split) or (is_once and not is_made)
         counts, place = Counter(rows if worded else ()), f"tasks.{one.split.name}"
         twice = counts.total() - len(counts)
         if not worded and len(rows) > 49 and len(set(rows)) * 10 <= len(rows):
@@ -301,12 +304,17 @@ def _compared(subject: Subject) -> Iterator[Finding]:
     found = [(path, one[0]) for path, text in strings_in(subject.document.data, ())
              if path[0] != "tasks" or "rows" not in path for one in PATTERNS.compared.finditer(text)]  # fmt: skip
     rows = [row for name in subject.splits for row in _unfiltered(subject, name)] if found and subject.is_whole else []
+    roles = getattr(subject.loaded.spec.user, "roles", None)
+    rows = [{**row, "player": name} for row in rows for name in roles] if roles else rows
     for path, condition in found:
         column = re.findall(r"\btask\.(\w+)", condition)[0]
         values = {value for row in rows if isinstance(value := row.get(column), str)}
         for literal in re.findall(r"[\"']([^\"']*\w[^\"']*)[\"']", condition) if values else ():
             near = [value for value in values if _plain(value.lower()) == _plain(literal.lower())]
             is_idle = path[-1] in ("when", "gate") and "!=" in condition and not PATTERNS.no_gold.fullmatch(literal)
+            # Other data may have another value; roles are the spec's own, and what begins alike is meant for one.
+            is_short = any(len(value) > 1 and literal.lower().startswith(value.lower()) for value in values)
+            is_idle |= "==" in condition and path[0] == "prompt" and (is_short or (bool(roles) and column == "player"))
             if literal not in values and (near or is_idle):
                 known = f"task.{column} is {', '.join(sorted(values)[:5])}"[:100]
                 hint = f"write '{near[0]}'" if near else did_you_mean(literal, values, otherwise=known)
@@ -382,15 +390,12 @@ def _databases(subject: Subject) -> Iterator[Finding]:
         owner = max(tables, key=lambda one: (one == table.lower(), len({*names} & tables[one])))
         lost, is_known = [name for name in names if name not in tables[owner]], owner == table.lower()
         if is_known and 0 < len(lost) < len(names):
-            yield subject.say(
-                "odd-column/of-table", "prompt", lost[0], table, ", ".join(sorted(tables[owner])), at="key"
-            )
-        elif (
-            not is_known
-            and found["line"] is None
-            and len(names) - len(lost) > 2
-            and not PATTERNS.sql_function.fullmatch(table)
-        ):
+            known = ", ".join(sorted(tables[owner]))
+            yield subject.say("odd-column/of-table", "prompt", lost[0], table, known, at="key")
+        before, held = re.split(r"[.\n]", fixed[: found.start()])[-1], len(names) - len(lost)
+        is_named = re.search(r"(?i)\btables?\b.{0,12}$", before) and not PATTERNS.of_result.search(before)
+        is_table = held > (0 if is_named else 2)
+        if not is_known and found["line"] is None and is_table and not PATTERNS.sql_function.fullmatch(table):
             yield subject.say("odd-column/no-table", "prompt", table, ", ".join(tables), at="key")
 
 
@@ -398,10 +403,13 @@ def _tables(subject: Subject) -> dict[str, set[str]]:
     """The columns of each table of all SQLite files. Keys are kept for `odd_ids`."""
     tables, keys = dict[str, set[str]](), subject.once("keys", list[tuple[str, set[str]]])
     sources = [name for name, one in subject.loaded.spec.resources.items() if one.kind == "sqlite"]
-    for key in [f"resources.{name}.path" for name in sources]:
+    for key in [f"resources.{name}.{one}" for name in sources for one in ("path", "init")]:
         file = (subject.loaded.base_of(key) / str(subject.document.get(key))).absolute()
-        uri = f"{file.as_uri()}?mode=ro&immutable=1"
+        is_made = key.endswith("init") and file.is_file() and file.stat().st_size < 1_000_000
+        uri = "file::memory:" if is_made else f"{file.as_uri()}?mode=ro&immutable=1"
         with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(uri, uri=True)) as database:
+            made = file.read_text(encoding="utf-8", errors="replace") if is_made else ""
+            database.executescript("" if re.search(r"(?i)\b(?:attach|vacuum)\b", made) else made)
             for table, column, is_key in database.execute(_COLUMNS).fetchall():
                 tables.setdefault(table.lower(), set()).add(column.lower())
                 held = database.execute(f'SELECT "{column}" FROM "{table}" LIMIT {MAX_ROWS + 1}') if is_key else ()

@@ -25,10 +25,6 @@ from rlenv.tools.arguments import ArgumentCheck
 from rlenv.trajectory import Trajectory
 
 _TWO_VALUED: Final = frozenset("exact_match numeric_match math_equal contains regex json_schema answered".split())
-_CALL_IN_JSON: Final = re.compile(
-    r'\{\s*"name"\s*:\s*"([\w.-]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(\{[^{}]*\})\s*\}'
-)
-_TRUTHS: Final = frozenset(("true", "false", ""))
 
 
 def check_scorers(subject: Subject) -> Iterator[Finding]:
@@ -44,8 +40,9 @@ def check_scorers(subject: Subject) -> Iterator[Finding]:
             yield from _asked_code(subject, path, reward)
         if reward.kind == "group" and getattr(reward, "of", None) in spec.rewards:
             yield from _pinned(subject, path, reward)
-        if reward.kind == "workspace" and getattr(reward, "by", "") == "status":
-            yield from _status(subject, path, reward)
+        if reward.kind == "workspace":
+            yield from _status(subject, path, reward) if getattr(reward, "by", "") == "status" else ()
+            yield from _scripts(subject, path, reward)
     for term in subject.terms:
         if hasattr(compare := getattr(term.spec, "compare", None), "order") or compare == "rows":
             yield from _queries(subject, term, is_any=getattr(compare, "order", "") == "never")
@@ -60,7 +57,7 @@ def check_scorers(subject: Subject) -> Iterator[Finding]:
     for place, text in prompt_texts(spec.prompt):
         for column in PATTERNS.asked_if.findall(text):
             values = {str(row[column]).lower() for _, row in subject.each() if isinstance(row.get(column), str)}
-            if "false" in values and values <= _TRUTHS:
+            if "false" in values and values <= {"true", "false", ""}:
                 yield subject.say("odd-column/truth", place, column)
 
 
@@ -84,9 +81,8 @@ def _queries(subject: Subject, term: Term, *, is_any: bool) -> Iterator[Finding]
             return
         for index, gold in enumerate(golds):
             if (some := PATTERNS.some_rows.search(gold)) is not None and not PATTERNS.certain_rows.search(gold):
-                yield subject.say(
-                    "odd-gold/some-rows", f"rewards.{term.name}", index + 1, split.name, some[0], at="key"
-                )
+                place = f"rewards.{term.name}"
+                yield subject.say("odd-gold/some-rows", place, index + 1, split.name, some[0], at="key")
                 return
 
 
@@ -105,6 +101,24 @@ def _status(subject: Subject, path: str, spec: Any) -> Iterator[Finding]:
     leaves = ends[:-1] if lines and lines[-1] == "fi" else lines[-1:]
     if leaves and not PATTERNS.may_fail.search(text) and all(map(PATTERNS.well.match, leaves)):
         yield subject.say("any-answer/status", f"{path}.command", script[1] if script else "the command", at="key")
+
+
+def _scripts(subject: Subject, path: str, spec: Any) -> Iterator[Finding]:
+    """Folders of tests without the script that is run or that never write what is read"""
+    base, script, fill = subject.loaded.base_of(f"{path}.tests"), PATTERNS.script.search(spec.command), spec.tests or ""
+    tests, vars = compile_template(fill), subject.loaded.spec.vars
+    told = {tests.text(task=row, vars=vars): where for where, row in subject.each(50)}
+    image = getattr(subject.loaded.spec.resources.get(spec.resource), "tests_image", None)
+    for folder, where in told.items() if fill and script is not None and image is None else ():
+        files = [file for file in itertools.islice((base / folder).rglob("*"), 50) if file.is_file()]
+        texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
+        if files and script is not None and not (base / folder / script[1]).is_file():
+            yield subject.say("no-file/of-tests", f"{path}.tests", script[1], folder, where)
+            return
+        is_read = spec.by == "file" and spec.log is None and 0 < len(files) < 50
+        if script is not None and is_read and not any(PATTERNS.number_file.search(one) for one in texts):
+            yield subject.say("odd-file/no-number-of", path, script[1], at="key")
+            return
 
 
 def _helper(subject: Subject, path: str, entry: ToolSpec) -> Iterator[Finding]:
@@ -134,10 +148,11 @@ def _sentences(subject: Subject) -> list[str]:
 def _shown_forms(subject: Subject) -> Iterator[Finding]:
     """An answer that the prompt shows inside of marks of thinking, or in capitals other than its pattern's."""
     answer, fixed, parts = subject.loaded.spec.answer, fixed_text(subject), subject.compiled.parts
-    form = {"tag": f"<{answer.tag}>", "boxed": "\\boxed"}.get(answer.from_, "")
+    form, end = {"tag": (f"<{answer.tag}>", f"</{answer.tag}>"), "boxed": ("\\boxed", "}")}.get(answer.from_, ("", ""))
     thoughts = re.findall(r"(?s)<think>((?:(?!<think>).)*?)</think>", fixed) if form else []
     is_read = parts is not None and parts.dialect.parse("<think>zq</think>x", parts.tools).thinking
-    if is_read and any(form in one for one in thoughts) and form not in re.sub(r"(?s)<think>.*?</think>", "", fixed):
+    shown = [one for one in thoughts if end in one.partition(form)[2]]  # a mark that nothing ends may be spoken of
+    if is_read and shown and form not in re.sub(r"(?s)<think>.*?</think>", "", fixed):
         yield subject.say("answer-form/in-thinking", "prompt", form, at="key")
     pattern = answer.pattern or ""
     if answer.from_ == "regex" and not re.search(r"\(\?[a-z]*i|\|", pattern):
@@ -150,10 +165,14 @@ def _shown_forms(subject: Subject) -> Iterator[Finding]:
 
 def _shown_calls(subject: Subject) -> Iterator[Finding]:
     """A call that the prompt shows as an example, and that its tool does not take."""
-    for name, text in _CALL_IN_JSON.findall(fixed_text(subject)):
+    fixed = fixed_text(subject)
+    for found in PATTERNS.call_in_json.finditer(fixed):
+        name, before = found[1], re.split(r"[.!?]\s|\n", fixed[: found.start()])[-1]
         try:
-            given = json.loads(text)
+            given = json.loads(found[2])
         except ValueError:
+            continue
+        if PATTERNS.as_bad.search(before + fixed[found.end() : found.end() + 40]):
             continue
         tool = subject.tools.get(name)
         is_hole = any(re.search(r"[<\ufffc…|]|\.\.\.|^[A-Z_]{3,}$|\bor\b", str(value)) for value in given.values())
@@ -199,7 +218,8 @@ def _asked_code(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Findi
 
 def _parameters(text: str, name: str) -> tuple[int, float] | None:
     """The fewest and the most values that the only signature of `name` in a text takes; None where it has none."""
-    found = set(re.findall(rf"\bdef {re.escape(name)}(\([^()]*(?:\([^()]*\)[^()]*)*\))", text))
+    signature = rf"{re.escape(name)}(\([^()]*(?:\([^()]*\)[^()]*)*\))"
+    found = set(re.findall(rf"\bdef {signature}", text) or re.findall(rf"`{signature}`", text))
     if len(found) != 1:
         return None
     try:

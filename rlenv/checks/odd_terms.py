@@ -75,7 +75,7 @@ def _golds(subject: Subject, path: str, term: Term, split: ReadSplit) -> Iterato
     rule, spec, where = getattr(term.spec, "rule", ""), term.spec, f"rows of split '{split.name}'"
     sources = [str(gold_in(one) or "") for one in subject.loaded.spec.rewards.values() if one.usual_weight > 0]
     is_written = bool(gold_key(spec)) and "{" not in str(gold_in(spec))
-    of_rows = 6 if len(given[0]) < 2 or given[0].lower() in _LABELS else 3
+    of_rows = 5 if len(given[0]) < 2 or given[0].lower() in _LABELS else 3
     few = 2 if is_written else of_rows
     counts = not (is_written and any("{" in source for source in sources))
     decimals = [gold for gold in given if re.fullmatch(r"-?\d+\.\d+", gold)]

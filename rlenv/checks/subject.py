@@ -301,6 +301,13 @@ def gold_columns(reward: RewardSpec) -> Sequence[str]:
     return [column for column in found if f"task.{column}" not in str(getattr(reward, "arguments", ""))]
 
 
+def filled(subject: Subject, source: str) -> str:
+    """A template as the first row fills it in; as it stands where it cannot."""
+    with contextlib.suppress(TemplateError, RlenvError, StopIteration):
+        return compile_template(source).text(task=next(subject.each(1))[1], vars=subject.loaded.spec.vars)
+    return source
+
+
 def fixed_text(subject: Subject) -> str:
     """The part of the prompt that is the same for every task, with constants filled in and U+FFFC for the rest."""
     return subject.once("fixed", lambda: _fixed_text(subject))

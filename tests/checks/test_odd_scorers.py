@@ -47,6 +47,26 @@ def spec(rows: Any = ASKED, *, system: str = TAGGED, user: str = "{{ task.q }}",
     return {**given, "rewards": {"right": EXACT}, **rest}
 
 
+def asks(words: str) -> Mapping[str, Any]:
+    judged = {
+        "kind": "judge",
+        "endpoint": "m",
+        "prompt": f"{{{{ task.q }}}} {{{{ message }}}} Is it well said? {words}",
+    }
+    return spec(rewards={"said": judged}, endpoints={"m": {"base_url": "http://127.0.0.1:9/v1", "model": "m"}})
+
+
+def long(column: str, system: str) -> Mapping[str, Any]:
+    right = {"kind": "rule", "rule": "numeric_match", "expect": f"{{{{ task.{column} }}}}"}
+    rows = [{"q": f"How far is {place}?", column: far} for place, far in (("Bern", 400), ("Basel", 900), ("Thun", 70))]
+    return spec(rows, system=system, rewards={"right": right})
+
+
+def brief(system: str, most: int) -> Mapping[str, Any]:
+    size = {"kind": "rule", "rule": "length", "of": "message", "unit": "words", "max": most, "weight": 0.2}
+    return spec(system=system, rewards={"right": EXACT, "size": size})
+
+
 def sandboxed(given: Mapping[str, Any]) -> bool:
     """`kind: tests` and machines run in bubblewrap, which a spec needs to be checked."""
     return any(one.get("kind") in ("tests", "workspace") for one in given["rewards"].values())
@@ -226,6 +246,20 @@ ODD: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
         spec(system="End with Answer: NAME", answer={"from": "regex", "pattern": r"ANSWER: (\w+)"}),
         spec(system="End with Answer: NAME", answer={"from": "regex", "pattern": r"(?i)ANSWER: (\w+)"}),
     ),
+    "a verdict in a word": ("other-scale", asks("Answer with PASS or FAIL."), asks("Pass or fail does not matter.")),
+    "yes or no": (
+        "odd-gold",
+        spec([{"q": "Is it?", "a": "true"}, {"q": "Was it?", "a": "false"}], system="Write yes or no in <answer>."),
+        spec([{"q": "Is it?", "a": "yes"}, {"q": "Was it?", "a": "no"}], system="Write yes or no in <answer>."),
+    ),
+    "a unit behind the column's name": (
+        "odd-gold", long("way_m", "Give it in kilometres."), long("m", "Give it in kilometres.")
+    ),
+    "a bound on words": (
+        "limits",
+        brief("Answer in under 30 words, in <answer>.", 28),
+        brief("Answer in under 30 words, in <answer>.", 29),
+    ),
     "a cost of what is short": (
         "wrong-sign",
         spec(system=f"{TAGGED} Say it in at most 40 words.", rewards={"right": EXACT, "size": {
@@ -249,6 +283,18 @@ SOUND: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "how each is written": ("other-rule", listed("any", "aliases", "Give each name in English.")),
     "all that is possible": ("odd-gold", listed("all", "possible_causes", "Name all of them.")),
     "what code may not call": ("no-way", code(["price"], "Code may call price(item). Do not call vat(x) in code.")),
+    "a call that is shown as wrong": (
+        "odd-example",
+        warm('{"name": "warm", "arguments": {"place": "Bern"}} is wrong'),
+    ),
+    "a mark of answers within thoughts": (
+        "answer-form",
+        spec(system="Reply: <think>draft <answer></think> and then the answer in its tag"),
+    ),
+    "thoughts in one growing text": (
+        "think-marks",
+        spec(system="Write <think>why</think><answer>NAME</answer> or <search>words</search>.", dialect="search_r1"),
+    ),
     "a shell that ends at a failure": ("any-answer", shell("set -o errexit\ndiff a b\necho done")),
     "a shell that is told so": ("any-answer", shell("bash -e /tests/tells.sh")),
     "a command of two lines": ("any-answer", shell("diff a b &&\necho done")),

@@ -1,0 +1,152 @@
+"""Two facts of a spec that cannot both be meant are said, and what stands near to them is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlenv.checks.validate import validate
+from tests.support.planted import rows
+
+EXACT = {"kind": "rule", "rule": "exact_match"}
+NUMBER = {"kind": "rule", "rule": "numeric_match"}
+PLACE = "In /work is a log; write the number of its lines to /work/found."
+
+
+def asks(text: str, user: str = "{{ task.question }}", **rest: Any) -> dict[str, Any]:
+    return {"prompt": {"system": f"{text} Answer between <answer> and </answer>.", "user": user}, **rest}
+
+
+def pays(**rewards: Any) -> dict[str, Any]:
+    return {"rewards": {"right": EXACT, **rewards}, "success": "right >= 1"}
+
+
+def near(tolerance: float, *golds: float, key: str = "tolerance") -> dict[str, Any]:
+    return {**rows(answer=list(golds)), "rewards": {"right": NUMBER | {key: tolerance}}}
+
+
+def machine(command: str | None, prompt: str = PLACE, cwd: str = "/work", **rest: Any) -> dict[str, Any]:
+    right = {
+        "kind": "workspace",
+        "resource": "box",
+        **({"command": command, "by": "status"} if command else {}),
+        **rest,
+    }
+    box = {
+        "resources": {"box": {"kind": "workspace", "cwd": cwd}},
+        "tools": {"sh": {"kind": "bash", "resource": "box"}},
+    }
+    asked = {"user": f"{prompt} {{{{ task.question }}}}"}
+    return {"prompt": asked, "rewards": {"right": right}, "answer": {"from": "final_message"}, **box}
+
+
+def queried(question: str, gold: str, order: str = "auto", system: str = "The table is town(name, size).") -> Any:
+    right = {"kind": "verify", "tool": "db", "arguments": {"sql": "{{ answer }}"}}
+    right |= {"compare": {"by": "rows", "order": order}, "expect": {"arguments": {"sql": "{{ task.sql }}"}}}
+    other = "SELECT name FROM town ORDER BY size LIMIT 2"
+    every = [
+        {"question": question, "sql": gold},
+        {"question": "Which towns are the top 2, sorted by size?", "sql": other},
+    ]
+    tools = {"db": {"kind": "sql", "resource": "it"}}
+    return {"tasks": {"train": {"rows": every}}, **asks(system), "rewards": {"right": right}, "tools": tools,
+            "resources": {"it": {"kind": "sqlite", "init": "towns.sql"}}}  # fmt: skip
+
+
+def cased(expected: list[Any], args: list[Any], text: str = "Write `total(numbers)`.") -> dict[str, Any]:
+    cases = [{"args": args, "expected": one} for one in expected]
+    return {"tasks": {"train": {"rows": [{"question": f"{text} {n}", "cases": cases} for n in "AB"]}},
+            "prompt": {"user": "{{ task.question }}"}, "answer": {"from": "final_message"},
+            "rewards": {"right": {"kind": "tests", "entry": "total", "calls": "{{ task.cases }}"}}}  # fmt: skip
+
+
+def split(*train: tuple[int, int], test: tuple[int, int]) -> dict[str, Any]:
+    named = {"train": train, "test": (test,)}
+    return {"tasks": {name: {"rows": [{"a": a, "b": b} for a, b in held]} for name, held in named.items()},
+            **asks("Multiply.", "{{ task.a }} * {{ task.b }}"), "rewards": {"right": NUMBER | {
+                "expect": "{{ task.a * task.b }}"}}}  # fmt: skip
+
+
+ODD: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "a number between": ("is near enough", near(2, 1, 2, 3, 4, 5), near(1, 1, 2, 3, 4, 5)),
+    "a share between": (
+        "is near enough",
+        near(0.4, 10, 12, 14, key="relative_tolerance"),
+        near(0.4, 10, 40, 160, key="relative_tolerance"),
+    ),
+    "another table": (
+        "there is no such table", queried("Where?", "SELECT name FROM town", system="The table is city(name, size)."),
+        queried("Where?", "SELECT name FROM town", system="Return a table city(name, size). town(name, size)"),
+    ),
+    "a condition on a role": (
+        "the condition compares", {**rows(lang=["fr", "de"]), **asks(
+            "{% if task.lang == 'french' %}From French.{% endif %}")},
+        {**rows(lang=["fr", "de"]), **asks("{% if task.lang == 'fr' %}From French.{% endif %}")},
+    ),
+    "numbers in two splits": (
+        "rows of split 'train' too", split((1, 2), (3, 4), test=(3, 4)), split((1, 2), (3, 4), test=(4, 3))
+    ),
+    "a file that code cannot read": (
+        "code reaches no file",
+        {**asks("The data are in /data/sales.csv."), "tools": {"run": {"kind": "code"}}},
+        {**asks("Write a function that could read sales.csv."), "tools": {"run": {"kind": "code"}}},
+    ),
+}  # fmt: skip
+IN_SANDBOX: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "another folder": ("the tests read /app/found", machine("grep 7 found", cwd="/app"), machine("grep 7 found")),
+    "another file": (
+        "the tests read /work/seen.txt",
+        machine("grep 7 seen.txt", "Write the number to /work/found.txt."),
+        machine("grep 7 found.txt", "Write the number to /work/found.txt."),
+    ),
+    "a program of the tests": (
+        "the tests read", machine("cat seen.txt", "Write it to /work/found.txt."),
+        machine("python3 grade.py seen.txt", "Write it to /work/found.txt."),
+    ),
+    "what is not kept": (
+        "leaves it out", machine("grep 7 found", keep=["/work/out"]), machine("grep 7 found", keep=["/work"])
+    ),
+    "a folder without its script": ("there is no test.sh", machine(None, tests="none"), machine(None, tests="good")),
+    "tests that write no number": ("writes no reward.txt", machine(None, tests="mute"), machine(None, tests="good")),
+    "arguments that are no list": ("takes 1", cased([6, 3], [1, 2, 3]), cased([6, 3], [[1, 2, 3]])),
+}  # fmt: skip
+
+
+def said(folder: Path, given: Mapping[str, Any]) -> str:
+    (folder / "own.py").write_text("def look(order: str) -> str:\n    return order\n")
+    (folder / "towns.sql").write_text("CREATE TABLE town(name TEXT, size INT); INSERT INTO town VALUES ('Bern', 7);")
+    (folder / "towns.jsonl").write_text("".join(
+        json.dumps({"id": n, "title": town, "url": f"http://a/{n}", "text": f"{town} is a town by the sea."}) + "\n"
+        for n, town in enumerate(("Lima", "Bern", "Oslo", "Rome", "Kyiv", "Bath"))))  # fmt: skip
+    for name, text in (("good", "echo 1 > /logs/verifier/reward.txt"), ("mute", "grep 7 found"), ("none", "")):
+        (folder / name).mkdir()
+        (folder / name / ("test.sh" if text else "notes.txt")).write_text(text)
+    whole = {"rlenv": 1, "name": "it", **rows(), **asks("Say it."), **pays(), **given}
+    whole |= {} if "right" in str(given.get("success", "right")) else {"success": "right >= 1"}
+    (folder / "it.yaml").write_text(json.dumps(whole))
+    report = validate([folder / "it.yaml"])
+    assert report.faults == (), [str(one) for one in report.faults]
+    return "\n".join(map(str, report.warnings))
+
+
+@pytest.mark.parametrize(
+    "name", [*ODD, *(pytest.param(name, marks=pytest.mark.sandbox) for name in IN_SANDBOX)]
+)  # fmt: skip
+def test_what_denies_another_fact_is_said_and_what_fits_is_not(tmp_path: Path, name: str) -> None:
+    words, odd, sound = {**ODD, **IN_SANDBOX}[name]
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "sound").mkdir()
+    found, other = said(tmp_path / "odd", odd), said(tmp_path / "sound", sound)
+    assert (words in found, words in other, "check-failed" in f"{found}{other}") == (True, False, False), (found, other)
+
+
+def test_a_role_that_there_is_not_is_said(tmp_path: Path) -> None:
+    for index, (role, is_said) in enumerate((("buyer", False), ("byer", True), ("vendor", True))):
+        (folder := tmp_path / str(index)).mkdir()
+        user = {"kind": "players", "roles": {"buyer": {"aim": "low"}, "seller": {"aim": "high"}}}
+        prompt = asks(f"{{% if task.player == '{role}' %}}You buy.{{% endif %}} {{{{ task.aim }}}}")
+        assert ("the condition compares" in said(folder, {**prompt, "user": user})) is is_said
