@@ -88,15 +88,15 @@ def size(value: Any, limit: int) -> int:
     return total
 
 
-def holds_more(value: Any, most: int) -> bool:
-    """True if the lists and mappings of a value hold more than `most` values in all."""
+def values_in(value: Any, most: int) -> int:
+    """How many values the lists and mappings of a value hold in all; counting ends beyond `most`."""
     rest, total = [value], 0
     while rest and total <= most:
         held = rest.pop()
         total += len(held)
         inner = held if isinstance(held, (list, tuple)) else held.values()
         rest += [one for one in inner if isinstance(one, (dict, list, tuple))] if total <= most else ()
-    return total > most
+    return total
 
 
 def bounded(value: Any, limit: int, *, cut: Callable[[str, int], str] = cut_middle) -> Any:

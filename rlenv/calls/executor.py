@@ -18,7 +18,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rlenv._base.bounded import cut_middle, holds_more
+from rlenv._base.bounded import cut_middle, values_in
 from rlenv._base.text import all_known
 from rlenv.calls.cache import forget_episode
 from rlenv.calls.guard import CallGuard, Notes, close_store
@@ -28,6 +28,7 @@ from rlenv.concurrency.deadline import CallSlots, Expired, begin
 from rlenv.concurrency.lanes import Lane, entered, here
 from rlenv.concurrency.scope import ended as all_ended
 from rlenv.concurrency.threads import ThreadPool
+from rlenv.dialects.base import MANY, MAX_VALUES
 from rlenv.errors import EpisodeError, ToolFailed
 from rlenv.images import within_turn
 from rlenv.language.functions import FailureLog
@@ -41,9 +42,6 @@ _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _TRUTH = {"true": True, "false": False}
 _MAX_CHARS = 64
 _PASS_S = 0.02
-_MAX_VALUES = 10_000
-"""Values in the arguments of one call: tapes, kept results and templates go over each of them on the event loop."""
-_MANY = f"they hold more than {_MAX_VALUES:,} values; write fewer, or one text"
 _UNREAD = "Not run: another call of this action could not be read, and this one would end the episode."
 _ANY = {"type": "object", "additionalProperties": True}
 
@@ -336,7 +334,7 @@ class Executor:
         if entry is None:
             return self._unknown(call)
         if _is_too_much(call, context):
-            return refused(call.name, f"bad arguments for {call.name}: {_MANY}", "bad_arguments", call.id)
+            return refused(call.name, f"bad arguments for {call.name}: {MANY}", "bad_arguments", call.id)
         arguments = call.arguments if type(call.arguments) is dict else dict(call.arguments)
         try:
             if not entry.check.fits(arguments):
@@ -412,7 +410,7 @@ class Executor:
 
 def _is_too_much(call: ToolCall, context: ToolContext) -> bool:
     """True of a policy's call whose arguments hold more values than are looked at; a reward's are the author's."""
-    return context.turn >= 0 and holds_more(call.arguments, _MAX_VALUES)
+    return context.turn >= 0 and values_in(call.arguments, MAX_VALUES) > MAX_VALUES
 
 
 async def _bounded(made: Coroutine[Any, Any, tuple[ToolResult, ...]]) -> tuple[ToolResult, ...]:

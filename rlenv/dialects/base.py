@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, Protocol
 
 import orjson
 
-from rlenv._base.bounded import abridged, quick
+from rlenv._base.bounded import abridged, quick, values_in
 from rlenv._base.text import KeyPath
 from rlenv.errors import Finding
 from rlenv.language.dialect import CallSpec, DialectSpec
@@ -74,15 +74,28 @@ parsed_action = quick(ParsedAction)
 tool_call = quick(ToolCall)
 
 
+MAX_VALUES: Final = 10_000
+"""Values in the arguments of an action's calls: tapes, kept results and the garbage collector go over each."""
+MANY: Final = f"the calls hold more than {MAX_VALUES:,} values in their arguments; write fewer, or one text"
+
+
 def first_calls(calls: tuple[ToolCall | MalformedCall, ...], most: int) -> tuple[ToolCall | MalformedCall, ...]:
     """The first `most` calls; where only later ones cannot be read, the last is one of these: no answer is beside it.
 
-    One action may write a hundred thousand, and whoever looks at an episode looks at each.
+    One action may write a hundred thousand, and whoever looks at an episode looks at each. So it is with the values of
+    their arguments: a call with more of them than are left to the action is malformed, and holds none.
     """
-    if len(calls) <= most:
-        return calls
-    broken = next((call for call in calls[most:] if isinstance(call, MalformedCall)), calls[most - 1])
-    return (*calls[: most - 1], broken)
+    if len(calls) > most:
+        broken = next((call for call in calls[most:] if isinstance(call, MalformedCall)), calls[most - 1])
+        calls = (*calls[: most - 1], broken)
+    left, many = MAX_VALUES, dict[int, MalformedCall]()
+    for index, call in enumerate(calls):
+        if isinstance(call, ToolCall) and isinstance(call.arguments, Mapping):
+            if (count := values_in(call.arguments, left)) > left:
+                many[index] = malformed_call("", MANY, call.start, call.end, call.name, call.id)
+            else:
+                left -= count
+    return tuple(many.get(index, call) for index, call in enumerate(calls)) if many else calls
 
 
 Cut = Callable[[str], str]

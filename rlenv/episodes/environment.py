@@ -381,8 +381,8 @@ class Environment:
         """The action's text and its reading; never raises for what a policy wrote.
 
         Families that write arguments without types read them by the schemas of `toolset`, the episode's. Of a text
-        beyond 1,000,000 characters the first are taken, as if the sampler had stopped there: reading is linear, and
-        holds the event loop. Of more calls than `MAX_CALLS`, and than may be run in a turn, the first are kept.
+        beyond 1,000,000 characters the first are taken, as if the sampler had stopped there. Of more calls than
+        `MAX_CALLS`, and than may be run in a turn, the first are kept; those beyond 10,000 values are malformed.
         """
         dialect, tools = self.parts.dialect, (toolset or self.toolsets.all).tools
         if isinstance(action, str):
@@ -392,7 +392,8 @@ class Environment:
         most = max(MAX_CALLS, self.limits.calls_per_turn)
         if isinstance(action, str):
             read = dialect.parse(action, tools)
-            return action, read if len(read.calls) <= most else replace(read, calls=first_calls(read.calls, most))
+            kept = first_calls(read.calls, most) if len(action) > MAX_CALLS else read.calls
+            return action, read if kept is read.calls else replace(read, calls=kept)
         # The server has split thinking off: what a family's prompt leaves open is closed before the content is read.
         content = dialect.render_action(Message("assistant", action.content))
         read = dialect.parse(content, tools)

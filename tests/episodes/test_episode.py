@@ -710,6 +710,21 @@ def test_of_very_many_calls_the_first_are_kept_and_one_that_cannot_be_read(
         assert (len(kept), {type(one) for one in kept[:-1]}, type(kept[-1])) == (MAX_CALLS, {ToolCall}, type(broken))
 
 
+@pytest.mark.parametrize("as_message", [False, True])
+def test_of_very_many_values_in_the_arguments_of_an_actions_calls_the_first_are_kept(
+    environment: Environment, as_message: bool
+) -> None:
+    """Nothing holds the others: they would be looked at again by tapes, records and the garbage collector."""
+    few, some, many = [0], [[0]] * 2_500, [[0]] * 2_498
+    given = [few, some, [0] * 10_001, some, many, few]
+    calls = tuple(ToolCall("echo", {"text": one}) for one in given)
+    action = Message("assistant", "", calls) if as_message else "".join(call("echo", text=one) for one in given)
+    kept = environment.parse(action)[1].calls
+    assert [isinstance(one, ToolCall) for one in kept] == [True, True, False, False, True, False]
+    assert all("10,000 values" in one.reason for one in kept if isinstance(one, MalformedCall))
+    assert [one.name for one in kept] == ["echo"] * 6
+
+
 def test_as_many_calls_are_kept_as_may_be_run(make_environment: Any) -> None:
     environment = make_environment(limits__calls_per_turn=MAX_CALLS + 2)
     assert len(environment.parse(call("echo", text="x") * (MAX_CALLS + 5))[1].calls) == MAX_CALLS + 2
