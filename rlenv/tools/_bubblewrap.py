@@ -40,6 +40,11 @@ _PROCESSES = 256  # processes and threads of one program at once: beyond that th
 _BOUNDED = f'ulimit -u {_PROCESSES} 2>/dev/null || ulimit -p {_PROCESSES} 2>/dev/null; exec "$@"'
 
 
+def is_hidden(path: Path) -> bool:
+    """True where a sandbox does not show what lies at `path`, links followed."""
+    return any(path.resolve().is_relative_to(folder) for folder in _HIDDEN)
+
+
 def bubblewrap() -> str:
     """The path of bwrap.
 

@@ -25,7 +25,7 @@ from rlenv.language.templates import compile_template, template_of
 from rlenv.resources.base import Folder
 from rlenv.secrets import redact_within
 from rlenv.tools import arguments
-from rlenv.tools._bubblewrap import Confined, check_bubblewrap, confined
+from rlenv.tools._bubblewrap import Confined, check_bubblewrap, confined, is_hidden
 from rlenv.tools._process import Ended, ProgramLimits, is_disk_full, run_program
 from rlenv.tools._signature import shorthand
 from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
@@ -92,6 +92,9 @@ def _program(spec: CommandSpec, context: CompileContext) -> str:
             raise UsageError(f"'{word}' is not executable", key="command", hint=f"run: chmod +x {word}")
         return str(path)
     found = shutil.which(word, path=search)
+    if spec.sandbox == "bubblewrap":  # what lies in a hidden folder, as a virtual environment does, may not start
+        seen = [folder for folder in search.split(":") if not is_hidden(Path(folder, word))]
+        found = shutil.which(word, path=":".join(seen)) or found
     if found is None:
         hint = did_you_mean(word, sorted(_programs(search)), otherwise="install it")
         raise UsageError(f"there is no program '{word}' on PATH", key="command", hint=hint)

@@ -352,6 +352,21 @@ def test_honest_programs_run_in_the_sandbox() -> None:
     assert inside(script).text == "a c text\nlate"
 
 
+@pytest.mark.sandbox
+def test_a_program_of_a_folder_that_the_sandbox_hides_is_taken_from_the_next_one_on_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A virtual environment's python3, first on PATH, leads to an interpreter in /root that is not there inside."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "cat").symlink_to(tmp_path / "cat")
+    (tmp_path / "cat").write_text(f"#!{tmp_path}/interpreter\n", encoding="utf-8")
+    (tmp_path / "interpreter").symlink_to("/bin/sh")
+    (tmp_path / "cat").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    result = asyncio.run(call(compiled(["cat"], stdin="seen", sandbox="bubblewrap"), {}))
+    assert (result.outcome, result.text) == ("ok", "seen")
+
+
 @pytest.fixture
 def breakable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A bwrap that breaks as soon as this file is there, as often as it has lines."""
