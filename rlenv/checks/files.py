@@ -227,13 +227,14 @@ def _machines(subject: Subject) -> Iterator[Finding]:
 
 
 def _unseen(subject: Subject, key: str, reward: Any, machine: Any, command: str, prompt: str) -> Iterator[Finding]:
-    """A file that the prompt asks for and tests read elsewhere (a bare name in `cwd`), or where nothing is kept."""
+    """A file that the prompt asks for and tests read elsewhere, or where nothing of the episode is kept."""
     cwd, asked = machine.cwd or ("/" if machine.image else "/app"), {*PATTERNS.written_to.findall(prompt)}
     paths, is_plain = PATTERNS.path.findall(command), not (reward.tests or machine.image or "{" in str(machine.cwd))
     loose = {one for one in paths if is_plain and "/" not in one and one not in prompt and f"> {one}" not in command}
     loose = set() if PATTERNS.program.search(command) else {os.path.join(cwd, one) for one in loose}
     read = {*filter(PATTERNS.own_path.fullmatch, [*paths, *loose])}
     told = {*filter(PATTERNS.own_path.fullmatch, PATTERNS.path.findall(prompt))}
+    # What the command names without its folder stands where that starts.
     here = {path for path in asked if is_plain and path not in command and "cd " not in command
             and re.search(rf"(?<![\w./-]){re.escape(os.path.basename(path))}(?![\w./-])", command)}  # fmt: skip
     pairs = [(mine, theirs) for mine in sorted(told, key=lambda one: (one not in asked, one)) for theirs in sorted(read)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from statistics import median
+from typing import Any, Final
 
 from rlenv._base.text import did_you_mean, nearest
 from rlenv.checks.odd_rows import RenderedPrompts, asked_of
@@ -20,9 +22,12 @@ from rlenv.rewards.base import Term
 from rlenv.rewards.normalise import number
 from rlenv.tools._arithmetic import CannotCalculate, calculate
 
+NUMBERS: Final = "zero one two three four five six seven eight nine ten eleven twelve".split()
 _MOST: Final = 1_000
 """So many rows, and so many characters of a text, are looked at."""
 _Odd = Iterator[tuple[str, str]]
+_Pairs = Sequence[tuple[int, str]]
+_Given = Iterator[tuple[Any, ...]]  # keys of odd.toml, each with what it is given
 
 
 def check_golds(subject: Subject) -> Iterator[Finding]:
@@ -46,7 +51,6 @@ def check_golds(subject: Subject) -> Iterator[Finding]:
                 ("odd-gold", _beyond(term, one, pairs)),
                 ("gold-in-prompt", _given_away(one, pairs)),
                 ("wrong-gold", _against(one, pairs)),
-                ("any-answer", _met_by_one(term, pairs)),
                 ("constant-gold", _few(one, pairs, seen)),
             ):
                 for message, hint in odd if pairs and one.texts else ():
@@ -137,6 +141,7 @@ def _lists(subject: Subject) -> Iterator[tuple[str, list[str]]]:
 def _beyond(term: Term, one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> _Odd:
     """Letters and numbers of options of which the row, or its prompt, has fewer."""
     golds, is_folded = {gold for _, gold in pairs}, getattr(term.spec, "normalise", "none") != "none"
+    is_chosen = PATTERNS.of_option.search(one.texts[0]) is not None
     is_letter, lost = all(re.fullmatch(r"[A-Za-z]", gold) for gold in golds), list[tuple[int, str, str]]()
     if not is_letter and not all(re.fullmatch(r"\d{1,2}", gold) for gold in golds):
         return
@@ -144,6 +149,9 @@ def _beyond(term: Term, one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) 
         shown = {text.upper() if is_folded else text for text in PATTERNS.options.findall(one.texts[index])}
         if is_letter and len(shown) > 2 and (gold.upper() if is_folded else gold) not in shown:
             lost.append((index, gold, f"it shows {sorted(shown)}"))
+        steps = PATTERNS.numbered.findall(one.texts[index]) if gold == "0" and is_chosen else []
+        if "1" in steps and gold not in steps:
+            lost.append((index, gold, f"it shows {steps}"))
         place = ord(gold.lower()) - 97 if is_letter else int(gold) - ("0" not in golds)
         for column in filter(PATTERNS.option.fullmatch, one.split.columns):
             held = one.split.rows[index].get(column)
@@ -278,15 +286,114 @@ def _keys(subject: Subject, said: str) -> Iterator[Finding]:
             return
 
 
-def _met_by_one(term: Term, pairs: Sequence[tuple[int, str]]) -> _Odd:
+def check_relations(subject: Subject) -> Iterator[Finding]:
+    """Warnings of golds, columns, terms and descriptions beside what the prompt and other columns say of them."""
+    for term, one in [(term, one) for term in subject.terms for one in asked_of(subject)]:
+        path = at if (at := subject.gold_at(term)).count(".") > 1 else f"rewards.{term.name}"
+        is_meant = term.spec.usual_weight > 0 and has_gold(subject, term) and one.texts
+        told = enumerate(all_golds(subject, term, one.split)[:_MOST] if is_meant else ())
+        pairs = [(row, gold.strip()) for row, gold in told if gold and gold.strip()]
+        for look in _BESIDE if len(pairs) > 1 else ():
+            for key, *given in look(subject, term, one, pairs):
+                yield subject.say(key, path, *given, at="value" if path == at else "key")
+    for split in subject.splits.values():
+        for column in sorted(split.columns):
+            for key, *given in _values(column, [str(row.get(column)) for row in split.rows[:_MOST]]):
+                yield subject.say(key, f"tasks.{split.name}", *given, at="key")
+
+
+def _cut_off(subject: Subject, term: Term, one: RenderedPrompts, pairs: _Pairs) -> _Given:
+    """A text that the prompt cuts before the gold value, which stands in it."""
+    for column in [found[0] for found in PATTERNS.sliced.findall(str(subject.document.get("prompt")))]:
+        held = [row for row, gold in pairs if len(gold) > 1 and gold in str(one.split.rows[row].get(column))]
+        lost = [row for row in held if dict(pairs)[row] not in one.texts[row]]
+        if len(lost) > 1 and 3 * len(lost) >= len(pairs):
+            yield "cut-answer/in-prompt", column, len(lost), len(pairs)
+
+
+def _met_by_one(subject: Subject, term: Term, one: RenderedPrompts, pairs: _Pairs) -> _Given:
     """A tolerance within which one number meets nearly all gold values."""
     near, share = (getattr(term.spec, key, 0) or 0 for key in ("tolerance", "relative_tolerance"))
     values = sorted(float(value) for _, gold in pairs if (value := number(gold)) is not None)
     if getattr(term.spec, "rule", "") != "numeric_match" or not (near or share) or len(values) < len(pairs):
         return
     spans = [(value - size, value + size) for value in values for size in [max(near, share * abs(value))]]
-    count, place = max((sum(low <= high for low, _ in spans[at:]), -at) for at, (_, high) in enumerate(spans))
+    lows = [low for low, _ in spans]
+    count, place = max((bisect.bisect_right(lows, high) - place, -place) for place, (_, high) in enumerate(spans))
     met = values[-place : count - place]
     if len({*met}) > 2 and count >= 0.8 * len(values):
-        what = f"{(met[0] + met[-1]) / 2:g} is near enough to {count} of {len(values)} gold values"
-        yield what, "make the tolerance smaller"
+        yield "any-answer/middle", f"{(met[0] + met[-1]) / 2:g}", count, len(values)
+
+
+def _worded(subject: Subject, term: Term, one: RenderedPrompts, pairs: _Pairs) -> _Given:
+    """Golds that are a part of others, that end their questions, or that have more words than the prompt allows."""
+    golds, rule = [gold for _, gold in pairs], getattr(term.spec, "rule", "")
+    labels = sorted({*golds})
+    held = [(one, two) for one in labels for two in labels if one != two and one.lower() in two.lower()]
+    if rule == "contains" and len(labels) < 13 and len(labels) < len(pairs) and held:
+        yield "short-gold/in-another", *held[0]
+    ends = [re.search(rf"[(\[]\W*{re.escape(gold)}\W*[)\]]\W*$", one.users[row]) for row, gold in pairs]
+    if len(labels) > 2 and all(ends) and not PATTERNS.in_brackets.search(fixed_text(subject)):
+        yield "gold-in-prompt/at-end", golds[0][:40]
+    said = " ".join(one for one in demands(subject) if not PATTERNS.of_parts.search(one))
+    lengths = [len(gold.split()) for gold in golds]
+    for found in PATTERNS.most_words.finditer(said) if rule in ("exact_match", "f1") else ():
+        if median(lengths) > counted(found[2]) - bool(found[1]) > 0:
+            yield "odd-gold/too-long", found[0], max(lengths)
+            return
+
+
+def counted(text: str) -> int:
+    return int(text) if text.isdecimal() else NUMBERS.index(text.lower())
+
+
+def _in_other_order(subject: Subject, term: Term, one: RenderedPrompts, pairs: _Pairs) -> _Given:
+    """Columns that a gold value has in another order than is asked for."""
+    if getattr(term.spec, "rule", "") != "exact_match":
+        return
+    said = " ".join(one for one in demands(subject) if PATTERNS.asks.search(one))
+    way = r"(?i)\b{}\w*(?:,|,? and(?: then)?|,? then)(?: the| its)? {}\w*"
+    for first, then in itertools.pairwise(re.findall(r"task\.(\w{3,})", str(gold_in(term.spec)))):
+        found = re.search(way.format(then, first), said)
+        if found is not None and not re.search(way.format(first, then), said):
+            yield "odd-gold/other-order", found[0], pairs[0][1][:40]
+
+
+def _of_other_language(subject: Subject, term: Term, one: RenderedPrompts, pairs: _Pairs) -> _Given:
+    """Gold values in another language than the prompt asks for."""
+    words = {name: {*known.split()} for name, known in WORDS["languages"].items()}
+    asked, others = words.keys() & {*PATTERNS.in_language.findall(fixed_text(subject))}, list[str]()
+    for held in [{*re.findall(r"[^\W\d_]+", gold.lower())} for _, gold in pairs if len(asked) == 1]:
+        most, name = max((len(held & known), name) for name, known in words.items())
+        others += [name] if most > 1 and not held & words[min(asked)] else []
+    if others and 2 * len(others) >= len(pairs):
+        yield "odd-gold/language", min(asked), others[0]
+
+
+def _in_no_document(subject: Subject, term: Term, one: RenderedPrompts, pairs: _Pairs) -> _Given:
+    """A gold value of which no document has a word, where those of most rows stand there."""
+    known, counts = subject.once("words", set[str]), Counter(gold for _, gold in pairs)
+    is_sought = known and all(tool.kind == "search" for tool in subject.tools.values())
+    # What several rows have, has no capitals or stands in the prompt may be a class.
+    told = [(row, gold, {*re.findall(r"[^\W\d_]{3,}", gold.lower())}) for row, gold in pairs
+            if is_sought and counts[gold] == 1 and gold.lower() not in one.texts[row].lower()]  # fmt: skip
+    lost = [(row, gold) for row, gold, words in told if words and not words & known and re.search("[A-Z]", gold)]
+    if lost and 3 * len(lost) <= len(told):
+        yield "odd-gold/in-no-document", lost[0][0] + 1, one.split.name, lost[0][1][:40]
+
+
+_BESIDE: Final = (_cut_off, _met_by_one, _worded, _in_other_order, _of_other_language, _in_no_document)
+
+
+def _values(column: str, values: Sequence[str]) -> _Given:
+    """Days and degrees that there are not, and a name of a row that another row has."""
+    for names, usual, odd in WORDS["no_such"] if len(values) > 1 else ():
+        held = [(row, value) for row, value in enumerate(values) if re.fullmatch(usual, value)]
+        lost = [(row, value) for row, value in held if re.fullmatch(odd, value)]
+        if re.fullmatch(names, column) and lost and 2 * len(lost) <= len(held):
+            yield "odd-column/no-such-value", column, lost[0][0] + 1, lost[0][1]
+    rows, twice = dict[str, int](), len(values) - len({*values})
+    for row, name in enumerate(values if PATTERNS.row_id.fullmatch(column) and 0 < 4 * twice <= len(values) else ()):
+        if rows.setdefault(name, row) != row:
+            yield "duplicate-rows/ids", column, row + 1, rows[name] + 1, name[:40]
+            return

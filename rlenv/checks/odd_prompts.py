@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rlenv._base.text import did_you_mean, nearest, strings_in
+from rlenv.checks.odd_golds import NUMBERS, counted
 from rlenv.checks.odd_rows import RenderedPrompts, asked_of
 from rlenv.checks.subject import PATTERNS, WORDS, Subject, all_golds, demands, fixed_text, gold_columns, prompt_texts
 from rlenv.episodes.compile import messages_of
@@ -26,7 +27,6 @@ _COLUMN: Final = re.compile(r"\btask\.(\w+)")
 _MOST_SHOWN: Final = 1_000
 _MOST_ROWS: Final = 100
 _FIRST: Final = 20
-_NUMBERS: Final = "two three four five six seven eight nine ten eleven twelve".split()
 
 
 def check_prompts(subject: Subject) -> Iterator[Finding]:
@@ -229,8 +229,8 @@ def _promises(subject: Subject) -> Iterator[Finding]:
     searches = {f"tools.{name}.top_k": one for name, one in subject.loaded.spec.tools.items() if one.kind == "search"}
     most |= {place: getattr(one, "top_k", math.inf) for place, one in [*searches.items()][:1]}
     for pattern, key, size in WORDS["promises"]:
-        for found in re.finditer(rf"(?i)\b{pattern}".replace("{N}", rf"(\d+|{'|'.join(_NUMBERS)})"), text):
-            count = int(found[1]) if found[1].isdecimal() else 2 + _NUMBERS.index(found[1].lower())
+        for found in re.finditer(rf"(?i)\b{pattern}".replace("{N}", rf"(\d+|{'|'.join(NUMBERS[2:])})"), text):
+            count = counted(found[1])
             place = key if key in most else next(iter(searches), "")
             if place and count * size > most[place]:
                 yield subject.say("limits/promise", place, found[0], place)
@@ -249,10 +249,13 @@ def _conflicts(subject: Subject) -> Iterator[Finding]:
     rules = {getattr(one, "rule", "") for one in spec.rewards.values() if getattr(one, "of", "answer") == "answer"}
     modes = [one for one in subject.terms if getattr(one.spec, "mode", "") == "any"]
     lists = [one for one in modes if kind_of("rewards", one.spec).several]
+    shown = f"{fixed_text(subject)}{spec.prompt}"
+    engines = {one.kind for one in spec.resources.values() if one.kind in ("sqlite", "duckdb")}
     facts = {
         "read-only": any(tool.kind == "sql" for tool in tools) and not any(tool.mutates for tool in tools),
         "code": any(tool.kind == "code" for tool in tools),
         "code-alone": tools and all(tool.kind == "code" for tool in tools),
+        "sqlite": engines == {"sqlite"} and not re.search(r"(?i)sqlite|\.dialect", shown),
         "forgets": any(getattr(one, "session", True) is False for one in spec.tools.values()),
         "alone": spec.user is None and not re.search(r"(?i)ask|user|human", " ".join(subject.tools)),
         "toolless": not tools,

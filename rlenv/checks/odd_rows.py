@@ -169,6 +169,8 @@ def _unread(subject: Subject, split: ReadSplit) -> Iterator[Finding]:
     unread = () if PATTERNS.whole.search(said) or re.search(is_whole, code) else sorted({*split.columns} - read)
     is_compared = any(kind_of("rewards", one).gold or is_own(one) for one in spec.rewards.values())
     lacks_gold = is_compared and not any(map(PATTERNS.golden.fullmatch, read))
+    lone = [PATTERNS.gold_path.fullmatch(str(gold_in(one))) for one in spec.rewards.values()]
+    of_name = any(PATTERNS.row_id.fullmatch(one[1]) for one in lone if one) and not PATTERNS.of_ids.search(fixed)
     shown = any("{" in image for image in spec.prompt.images)
     if choices := _choices(subject, split, [column for column in unread if PATTERNS.option.fullmatch(column)]):
         yield subject.say("unread-column/choices", f"tasks.{split.name}", choices, at="key")
@@ -185,7 +187,7 @@ def _unread(subject: Subject, split: ReadSplit) -> Iterator[Finding]:
             yield subject.say("unread-column/pictures", f"tasks.{split.name}", column, at="key")
         elif len(column) > 3 and not PATTERNS.kept.fullmatch(column) and (match := re.search(spoken, fixed)):
             yield subject.say("unread-column/in-prompt", f"tasks.{split.name}", column, match[0], at="key")
-        elif lacks_gold and PATTERNS.golden.fullmatch(column):
+        elif lacks_gold and (PATTERNS.golden.fullmatch(column) or of_name):
             yield subject.say("unread-column/gold", f"tasks.{split.name}", column, at="key")
 
 
@@ -347,6 +349,8 @@ def _worlds(subject: Subject) -> Iterator[Finding]:
 def odd_documents(subject: Subject, path: str, fields: Any, read: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     """Titles and texts of a corpus that have changed places. Its ids and titles are kept for `odd_ids`."""
     key, title, text = (getattr(fields, name, name) for name in ("id", "title", "text"))
+    shown = " ".join(str(one.get(name)) for one in read for name in (title, text))
+    subject.once("words", set[str]).update(re.findall(r"[^\W\d_]{3,}", shown.lower()))
     subject.once("corpora", list[set[str]]).append({str(one.get(name)) for one in read for name in (key, title)})
     sizes = [(len(str(one.get(title) or "")), len(str(one.get(text) or ""))) for one in read]
     is_named = PATTERNS.body.fullmatch(title) or PATTERNS.heading.fullmatch(text)

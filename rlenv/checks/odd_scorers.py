@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from rlenv._base.text import strings_in
+from rlenv.checks.odd_golds import check_relations, counted
 from rlenv.checks.odd_rows import asked_of
 from rlenv.checks.subject import PATTERNS, Subject, demands, fixed_text, gold_answer, gold_term, prompt_texts
 from rlenv.errors import Finding
@@ -52,6 +53,8 @@ def check_scorers(subject: Subject) -> Iterator[Finding]:
             yield subject.say("odd-gold/all-aliases", f"rewards.{term.name}.mode", found[1])
     for name, entry in spec.tools.items():
         yield from _helper(subject, f"tools.{name}", entry)
+    yield from check_relations(subject)
+    yield from _signs(subject)
     yield from _shown_forms(subject)
     yield from _shown_calls(subject)
     for place, text in prompt_texts(spec.prompt):
@@ -59,6 +62,24 @@ def check_scorers(subject: Subject) -> Iterator[Finding]:
             values = {str(row[column]).lower() for _, row in subject.each() if isinstance(row.get(column), str)}
             if "false" in values and values <= {"true", "false", ""}:
                 yield subject.say("odd-column/truth", place, column)
+
+
+def _signs(subject: Subject) -> Iterator[Finding]:
+    """Terms whose sign or name says another thing than what they measure."""
+    spec, fixed = subject.loaded.spec, fixed_text(subject)
+    for name, reward in spec.rewards.items():
+        path, weight, rule = f"rewards.{name}", reward.usual_weight, getattr(reward, "rule", "")
+        value, words = str(getattr(reward, "value", "")), name.replace("_", " ")
+        measured = spec.rewards.get(getattr(reward, "of", "") if reward.kind == "group" else name)
+        is_size = PATTERNS.size.fullmatch(str(getattr(measured, "value", "")))
+        if weight > 0 and is_size and (PATTERNS.brief.search(words) or PATTERNS.be_brief.search(fixed)):
+            yield subject.say("paid-for-length/size", path, at="key")
+        is_over = rule == "length" and PATTERNS.over.search(words) and getattr(reward, "max", None) is None
+        if weight > 0 and is_over:
+            yield subject.say("wrong-sign/of-name", path, name, at="key")
+        is_unbounded = rule == "value" and reward.clip is None and PATTERNS.of_answer.search(value)
+        if weight < 0 and is_unbounded and not PATTERNS.bounded.search(value):
+            yield subject.say("paid-for-silence/no-clip", path, at="key")
 
 
 def _pinned(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
@@ -76,8 +97,17 @@ def _queries(subject: Subject, term: Term, *, is_any: bool) -> Iterator[Finding]
     found = next((match for one in demands(subject) if (match := PATTERNS.in_order.search(one))), None)
     for split in subject.splits.values():
         golds = [gold_answer(subject, term, split, index) or "" for index in range(min(len(split.rows), 200))]
-        if found is not None and is_any and golds and all(map(orders_rows, golds)):
-            yield subject.say("other-rule/unordered", f"rewards.{term.name}.compare", found[1], at="key")
+        users = next((one.users for one in asked_of(subject) if one.split is split), ())
+        ways = [match[0] for text in users[:200] if (match := PATTERNS.asks_order.search(text))]
+        said = found[1] if found is not None else ways[0] if 2 * len(ways) > len(golds) else ""
+        if said and is_any and golds and all(map(orders_rows, golds)):
+            yield subject.say("other-rule/unordered", f"rewards.{term.name}.compare", said, at="key")
+            return
+        tops = [(index + 1, split.name, *PATTERNS.top.findall(text), *PATTERNS.limit.findall(gold))
+                for index, (text, gold) in enumerate(zip(users, golds, strict=False))]  # fmt: skip
+        tops = [one for one in tops if len(one) == 4 and counted(str(one[2])) != int(one[3])]
+        if tops and 2 * len(tops) <= len(golds):
+            yield subject.say("odd-gold/other-limit", f"rewards.{term.name}", *tops[0], at="key")
             return
         for index, gold in enumerate(golds):
             if (some := PATTERNS.some_rows.search(gold)) is not None and not PATTERNS.certain_rows.search(gold):
@@ -309,7 +339,7 @@ def _tests(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     rows, fill = list(subject.each(1_000)), compile_value(given)
     if not PATTERNS.reads_task.search(str(given)) and len(rows) > 1 and PATTERNS.reads_task.search(prompt.user):
         yield subject.say("constant-gold/tests", f"{path}.{key}")
-    programs, shown = list[str](), list[bool]()
+    programs, shown, cases = list[str](), list[bool](), list[Mapping[str, Any]]()
     texts = [text for one in asked_of(subject) for text in one.texts[:1_000]]
     for (where, row), text in itertools.zip_longest(rows, texts if len(texts) == len(rows) else ()):
         try:
@@ -319,11 +349,17 @@ def _tests(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
         if not filled or filled in ("[]", "{}"):
             yield subject.say("empty-gold/tests", f"{path}.{key}", where)
             break
+        cases += [one for one in filled if isinstance(one, Mapping)] if isinstance(filled, list) else ()
         programs += map(str, filled) if key == "programs" and isinstance(filled, list) else ()
         lines = PATTERNS.asserts.findall("\n".join(text for _, text in strings_in(filled, ())))
         shown.append(bool(lines) and all(line in (text or "") for line in lines))
     if shown and all(shown):
         yield subject.say("gold-in-prompt/tests", "prompt", at="key")
+    held = {one["expected"] for one in cases if isinstance(one.get("expected"), str)}
+    is_list = len(cases) > 1 and len(held) > 1 and all(PATTERNS.text_of_list.fullmatch(one) for one in held)
+    is_told = any(PATTERNS.as_text.search(one) for one in [fixed_text(subject), *texts])
+    if is_list and all("expected" in one for one in cases) and not is_told:
+        yield subject.say("odd-gold/text-of-list", f"{path}.calls", min(held)[:40], at="key")
     if programs and not any(PATTERNS.fails.search(one) for one in programs):
         yield subject.say("any-answer/no-assert", f"{path}.programs")
     entry = compile_template(getattr(spec, "entry", None) or "")
