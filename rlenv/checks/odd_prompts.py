@@ -239,6 +239,9 @@ def _promises(subject: Subject) -> Iterator[Finding]:
     for name, reward in subject.loaded.spec.rewards.items():
         least, longest = getattr(reward, "min", None) or 0, getattr(reward, "max", None) or math.inf
         is_words = getattr(reward, "rule", "") == "length" and getattr(reward, "unit", "") == "words"
+        is_length = getattr(reward, "rule", "") == "length" and longest in lengths and reward.usual_weight > 0
+        if is_length and not is_words:
+            yield subject.say("limits/unit", f"rewards.{name}", f"{longest} words", name, at="key")
         if is_words and reward.usual_weight > 0 and lengths and not any(least <= one <= longest for one in lengths):
             yield subject.say("limits/words", f"rewards.{name}", lengths[0], least, longest, at="key")
 
@@ -303,6 +306,7 @@ def _untold(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Find
     spec, fixed = subject.loaded.spec, fixed_text(subject)
     sources = f"{prompt_texts(spec.prompt)} {[tool.description for tool in subject.tools.values()]}"
     text, named = "\n".join(demands(subject)), list[tuple[str, str]]()
+    is_shared = spec.user is not None and spec.user.kind == "players"
     for name in subject.tools if "user_turn" not in str(spec.tools) else ():
         names = rf"(?i)\b(?:tools?|call|use|with|by)(?: the)? [`'\"]?{re.escape(name)}\b|\b{re.escape(name)}\W? tool\b"
         named += [(name, names)] if re.search(names, text) else []
@@ -312,7 +316,9 @@ def _untold(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Find
                 offered = subject.toolset(row).tools
             except EpisodeError:
                 continue
-            if lost := [name for name, names in named if name not in offered and re.search(names, one.texts[index])]:
+            lost = [name for name, names in named if name not in offered and re.search(names, one.texts[index])]
+            # Players who have tools by their part read one text for all.
+            if lost and not (is_shared and all(re.search(dict(named)[lost[0]], text) for text in one.texts)):
                 given = (lost[0], index + 1, one.split.name, ", ".join(offered))
                 yield subject.say("unknown-tool/not-offered", "prompt", *given, at="key")
                 return

@@ -46,7 +46,7 @@ def check_scorers(subject: Subject) -> Iterator[Finding]:
             yield from _scripts(subject, path, reward)
     for term in subject.terms:
         if hasattr(compare := getattr(term.spec, "compare", None), "order") or compare == "rows":
-            yield from _queries(subject, term, is_any=getattr(compare, "order", "") == "never")
+            yield from _queries(subject, term, order=getattr(compare, "order", ""))
         found = re.fullmatch(r"\s*\{\{\s*task\.(\w+)\s*\}\}\s*", str(gold_in(term.spec)))
         is_all = getattr(term.spec, "mode", "") == "all" and not re.search(r"(?i)\b(?:all|each|every)\b", fixed)
         if is_all and found is not None and PATTERNS.aliases.fullmatch(found[1]):
@@ -92,7 +92,7 @@ def _pinned(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
         yield subject.say("constant-term/pinned", f"{path}.gate", spec.gate, of, opened[0])
 
 
-def _queries(subject: Subject, term: Term, *, is_any: bool) -> Iterator[Finding]:
+def _queries(subject: Subject, term: Term, *, order: str) -> Iterator[Finding]:
     """Gold queries that take some rows of many by chance, or that sort as the prompt asks where no order counts."""
     found = next((match for one in demands(subject) if (match := PATTERNS.in_order.search(one))), None)
     for split in subject.splits.values():
@@ -100,8 +100,11 @@ def _queries(subject: Subject, term: Term, *, is_any: bool) -> Iterator[Finding]
         users = next((one.users for one in asked_of(subject) if one.split is split), ())
         ways = [match[0] for text in users[:200] if (match := PATTERNS.asks_order.search(text))]
         said = found[1] if found is not None else ways[0] if 2 * len(ways) > len(golds) else ""
-        if said and is_any and golds and all(map(orders_rows, golds)):
+        if said and order == "never" and golds and all(map(orders_rows, golds)):
             yield subject.say("other-rule/unordered", f"rewards.{term.name}.compare", said, at="key")
+            return
+        if order == "always" and golds and not any(map(orders_rows, golds)):
+            yield subject.say("odd-gold/no-order", f"rewards.{term.name}.compare", at="key")
             return
         tops = [(index + 1, split.name, *PATTERNS.top.findall(text), *PATTERNS.limit.findall(gold))
                 for index, (text, gold) in enumerate(zip(users, golds, strict=False))]  # fmt: skip
@@ -324,7 +327,7 @@ def _blind(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     for column in PATTERNS.reference.findall(f"{prompt} {document.get(f'{path}.rubric') or ''}"):
         if column in asked:
             yield subject.say("odd-pair/question-as-gold", f"{path}.prompt", column)
-    if isinstance(other, str):
+    if isinstance(other, str) and other != "group":
         read = {one[1] for one in compile_template(other).paths if one[0] == "task" and one[1:]}
         if read <= asked:
             what = "what the prompt asks" if read else "the same text for every task"

@@ -61,10 +61,12 @@ def searched(*golds: str) -> dict[str, Any]:
     return {**given, "tools": {"search": {"kind": "search", "path": "towns.jsonl", "top_k": 1}}}
 
 
-def queried(question: str, gold: str, order: str = "auto", system: str = "The table is town(name, size).") -> Any:
+def queried(
+    question: str, gold: str, order: str = "auto", system: str = "The table is town(name, size).", other: str = ""
+) -> Any:
     right = {"kind": "verify", "tool": "db", "arguments": {"sql": "{{ answer }}"}}
     right |= {"compare": {"by": "rows", "order": order}, "expect": {"arguments": {"sql": "{{ task.sql }}"}}}
-    other = "SELECT name FROM town ORDER BY size LIMIT 2"
+    other = other or "SELECT name FROM town ORDER BY size LIMIT 2"
     every = [
         {"question": question, "sql": gold},
         {"question": "Which towns are the top 2, sorted by size?", "sql": other},
@@ -172,6 +174,16 @@ ODD: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         queried("Which are the top 3 towns?", "SELECT name FROM town ORDER BY size LIMIT 5"),
         queried("In the last 3 days, which towns grew?", "SELECT name FROM town ORDER BY size LIMIT 5"),
     ),
+    "an order that no gold has": (
+        "none has ORDER BY",
+        queried("Which towns?", "SELECT name FROM town", "always", other="SELECT size FROM town"),
+        queried("Which towns?", "SELECT name FROM town", "always"),
+    ),
+    "words that are counted as characters": (
+        "counts characters",
+        {**asks("Answer in at most 50 words."), **costs("brief", "length", max=50, weight=0.1)},
+        {**asks("Answer in at most 50 words."), **costs("brief", "length", max=50, unit="words", weight=0.1)},
+    ),
     "an order that does not count": (
         "rows count in any order",
         queried("Give the towns in alphabetical order.", "SELECT name FROM town ORDER BY name", "never"),
@@ -247,6 +259,22 @@ def test_what_denies_another_fact_is_said_and_what_fits_is_not(tmp_path: Path, n
     (tmp_path / "sound").mkdir()
     found, other = said(tmp_path / "odd", odd), said(tmp_path / "sound", sound)
     assert (words in found, words in other, "check-failed" in f"{found}{other}") == (True, False, False), (found, other)
+
+
+def test_sound_specs_of_unusual_form_are_no_odd_ones(tmp_path: Path) -> None:
+    row = {**rows(task=["one", "two", "three"]), **asks("Do it.", "{{ task.task }}")}
+    judged = {"endpoints": {"critic": {"base_url": "http://127.0.0.1:1/v1", "model": "it"}}, "rewards": {"right": {
+        "kind": "judge", "endpoint": "critic", "prompt": "{{ task.question }} {{ first }} {{ second }}",
+        "pairwise": {"with": "group"}}}}  # fmt: skip
+    tools = {name: {"kind": "python", "function": "own.py:look", "offered": f"{{{{ task.player == '{role}' }}}}"}
+             for name, role in (("say", "teller"), ("guess", "hearer"))}  # fmt: skip
+    players = {"tools": tools, "user": {"kind": "players", "roles": {"teller": {}, "hearer": {}}}}
+    for index, (given, words) in enumerate((
+        (row, "whole row"), (judged, "the same text"),
+        ({**players, **asks("You play. The hearer may call guess once.")}, "is not offered"),
+    )):  # fmt: skip
+        (folder := tmp_path / str(index)).mkdir()
+        assert words not in said(folder, given)
 
 
 def test_a_role_that_there_is_not_is_said(tmp_path: Path) -> None:
