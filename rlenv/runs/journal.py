@@ -314,16 +314,13 @@ def _long_strings(text: bytes) -> list[tuple[int, int]]:
     """
     bare = text.replace(rb"\\", b"..").replace(rb"\"", b"..") if b"\\" in text else text
     found, at, quotes = list[tuple[int, int]](), 0, 0  # so many stand before `at`, the last one right before it
-    while True:
-        end = bare.rfind(b'"', at, at + LONG_BYTES - 1)
-        if end < 0:
-            end = bare.find(b'"', at)
-            if end < 0:
-                return found
-            if quotes % 2 and bare[end + 1 : end + 2] != b":":
-                found.append((at - 1, end + 1))
-        quotes += bare.count(b'"', at, end + 1)
-        at = end + 1
+    while (end := bare.find(b'"', at)) >= 0:
+        last = bare.rfind(b'"', at, at + LONG_BYTES - 1)
+        if last < 0 and quotes % 2 and bare[end + 1 : end + 2] != b":":
+            found.append((at - 1, end + 1))
+        quotes += bare.count(b'"', at, max(end, last) + 1)
+        at = max(end, last) + 1
+    return found
 
 
 class Blobs:
