@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -24,6 +26,7 @@ from rlenv.tools.base import DependsOn, Tool, ToolContext, ToolOutput, common
 _CONSTANT = r"\{\{\s*vars\.[\w.]+\s*\}\}|\$\{env:\w+\}"
 _SERVER = re.compile(rf"(https?://|{_CONSTANT})([^{{}}/?#\s$]|://|{_CONSTANT})*(?=[/?#]|$)", re.IGNORECASE)
 _BLANK = re.compile(r"[\x00- ]")
+_LONG = 32_768  # characters of an answer: its values take some milliseconds
 _MAX_URL = 65_536  # far above what servers take; writing a megabyte with its escapes takes a quarter of a second
 _JSON_TYPE = re.compile(r"application/(.*\+)?json")
 _OTHER_FORM = "the server's answer is not of the form that this tool reads"
@@ -248,7 +251,9 @@ def compile_http(name: str, spec: HttpSpec, context: CompileContext) -> Sequence
 
     async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
         answer = await exchange(request(arguments, call), call)
-        return _search_r1(answer, max_bytes) if preset == "search-r1" else _output(answer, select, max_bytes)
+        made = partial(_search_r1, answer, max_bytes) if preset else partial(_output, answer, select, max_bytes)
+        # A policy may ask for a list of any length, over which an expression takes its time.
+        return await asyncio.to_thread(made) if len(answer.text) > _LONG else made()
 
     return (
         Tool(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
@@ -107,6 +108,15 @@ def ask_raw(reply: bytes, *, ends: bool = True, seconds: float = 60.0, **keys: A
             return await call(compiled(address + "/secret-path", **keys), {}, within=make())
 
     return asyncio.run(go())
+
+
+def test_an_expression_over_a_long_answer_holds_no_loop() -> None:
+    """The policy may ask a server for a list of any length."""
+    rows = json.dumps([{"a": n, "b": str(n)} for n in range(20_000)])
+    all_s, loop_s = time.process_time(), time.thread_time()
+    result = ask(says(rows, content_type="application/json"), response="[*].{a: a, b: b, c: to_string(@)}")
+    assert (result.outcome, len(result.value)) == ("ok", 20_000)
+    assert time.thread_time() - loop_s < (time.process_time() - all_s) / 2
 
 
 async def echo(request: web.Request) -> web.Response:
