@@ -73,6 +73,10 @@ _OF_DEGREES = re.compile(
     rf"(?:(?:\\left)?\(\s*(-?\d+(?:\.\d+)?){_DEGREES}\s*(?:\\right)?\)|\{{\s*(-?\d+(?:\.\d+)?){_DEGREES}\s*\}}"
     rf"|(-?\d+(?:\.\d+)?){_DEGREES})"
 )
+_RUNS = re.compile(r"\\[A-Za-z]+|[A-Za-z]+")
+_RATIOS = re.compile(r"\d{1,40}(?:\.\d{1,40})?(?: ?: ?\d{1,40}(?:\.\d{1,40})?){2,20}")
+_POINTS = re.compile(r"[A-Z]{3,40}")
+_TIMES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _REPEATS = re.compile(r"([+-]?)(\d{0,40})\.(\d{0,40})\\(?:overline|bar|dot)\s*(?:\{(\d{1,40})\}|(\d))")
 _EMPTY = re.compile(r"\\varnothing(?![A-Za-z])|\\\{\s*\\\}|∅")
 _BASED = re.compile(
@@ -320,6 +324,42 @@ def split_unit(text: str) -> tuple[str, str]:
         return text, ""  # the names of a product
     power = re.sub(r"\D", "", last[3] or "")
     return text[: last.start()].strip(), named + (f"^{power}" if power else "")
+
+
+def same_names(mine: str, gold: str) -> bool | None:
+    """True if two ratios of three, or the names of points, are the same; None where it is not these that are compared.
+
+    The library reads them as divisions and products.
+    """
+    if _RATIOS.fullmatch(mine) or _RATIOS.fullmatch(gold):
+        if not (_RATIOS.fullmatch(mine) and _RATIOS.fullmatch(gold)):
+            return False
+        one, other = ([Fraction(part) for part in text.replace(" ", "").split(":")] for text in (mine, gold))
+        return [part / (sum(one) or 1) for part in one] == [part / (sum(other) or 1) for part in other]
+    return mine == gold if _POINTS.fullmatch(mine) and _POINTS.fullmatch(gold) else None
+
+
+def multiplied(text: str) -> str:
+    """`2.5 million` as one number."""
+    number, unit = split_unit(text)
+    value = plain_number(number) if unit in _TIMES else None
+    return text if value is None else _written(value * _TIMES[unit])
+
+
+def cased(*given: str) -> tuple[str, ...]:
+    """The texts with another letter for each capital that is a name beside the same small one, as in `R - r`.
+
+    The library reads both as one name.
+    """
+    names = [
+        {letter for run in _RUNS.findall(text) if len(run) < 3 and run.isalpha() for letter in run} for text in given
+    ]
+    both = sorted({one for held in names for one in held if one.isupper() and one.lower() in held})
+    unused = [one for one in "kqwvzjyxuabcfghlmnoprst" if not any(one in text.lower() for text in given)]
+    if not both or len(both) > len(unused):
+        return given
+    table = str.maketrans(dict(zip(both, unused, strict=False)))
+    return tuple(_RUNS.sub(lambda run: run[0].translate(table) if len(run[0]) < 3 else run[0], text) for text in given)
 
 
 def brackets(text: str) -> str:

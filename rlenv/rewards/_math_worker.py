@@ -98,6 +98,9 @@ def _same(mine: str, gold: str) -> bool | None:
         return texts.unspaced(mine) == texts.unspaced(gold)
     if not mine or is_prose(mine, allowed=words(gold)):
         return None
+    if (are_same := texts.same_names(mine, gold)) is not None:
+        return are_same
+    mine, gold = texts.cased(texts.multiplied(mine), texts.multiplied(gold))
     # A unit may be left out, on either side, but not be another one.
     (number_of_mine, unit_of_mine), (number_of_gold, unit_of_gold) = split_unit(mine), split_unit(gold)
     if unit_of_mine and unit_of_gold and unit_of_mine != unit_of_gold:

@@ -54,6 +54,37 @@ def test_equality_is_that_of_mathematics(answer: str | None, gold: object, value
 @pytest.mark.parametrize(
     ("answer", "gold", "value"),
     [
+        # A capital beside its small letter is another name.
+        ("0", r"\pi(R^2-r^2)", 0.0),
+        ("1", r"\frac{M}{m}", 0.0),
+        ("R+r", "2r", 0.0),
+        ("r-R", "R-r", 0.0),
+        ("(R-r)(R+r)", "R^2-r^2", 1.0),
+        (r"\frac{M}{m}", "M/m", 1.0),
+        ("2r", "2R", 1.0),
+        ("none", "None", 1.0),
+        # A ratio of three is no division, and the names of points no product.
+        ("3:5:4", "3:4:5", 0.0),
+        ("3/20", "3:4:5", 0.0),
+        ("6:8:10", "3 : 4 : 5", 1.0),
+        ("2:1", "4:2", 1.0),
+        ("BDAC", "ABCD", 0.0),
+        ("bca", "abc", 1.0),
+        # Millions are no unit.
+        ("5", r"5\text{ million}", 0.0),
+        ("5,000,000", r"5\text{ million}", 1.0),
+        ("2.5 million", "2500 thousand", 1.0),
+    ],
+)
+def test_what_the_library_reads_as_a_product_a_division_or_a_unit_is_compared_as_what_it_is(
+    answer: str, gold: str, value: float
+) -> None:
+    assert equal(answer, gold).value == value
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "value"),
+    [
         # Numbers are exactly what they say.
         ("0.0000002", "0.0000001", 0.0),
         ("0.3333333", "1/3", 0.0),
