@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MappingView, Sequence, Set
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, MappingView, Sequence, Set
+from decimal import Decimal
 from functools import cached_property, partial
 from typing import Any, Final
 
@@ -27,11 +29,12 @@ _QUICK.update(urlencode=8, format=4, pprint=4)  # so many characters for one uni
 _AT_ONCE: Final = frozenset("startswith endswith find rfind index rindex count encode".split())
 _FROM_THE_END: Final = frozenset("rfind rindex rsplit rpartition".split())
 _WIDE: Final = frozenset("center indent ljust rjust zfill expandtabs format".split())
-_MEASURED: Final = _WIDE | _FROM_THE_END | frozenset("batch slice round urlize replace join".split())
+_MEASURED: Final = _WIDE | _FROM_THE_END | frozenset("batch slice round urlize replace join sum".split())
+_BY_PART: Final = frozenset("groupby sort min max sum unique selectattr rejectattr".split())  # as with attribute=…
 _STARRED: Final = re.compile(r"\{[^{}]*\{|%[^%a-z]*\*")  # a width that stands among the arguments
 _WIDTHS: Final = re.compile(r"%(?:\([^()]*\))?([-+ #.\d]*)|\{[^{}:]*:([^{}]*)\}")
 _CLOSING: Final = re.compile(r"(?:[)>.,\n]|&gt;){9,}")  # which urlize looks at again from each of its signs
-_LISTS: Final = (list, tuple, Set, Mapping, MappingView)
+_LISTS: Final = (list, tuple, deque, Set, Mapping, MappingView)
 
 
 class Work:
@@ -54,10 +57,11 @@ class Work:
     def filter(self, value: Any, given: Sequence[Any], *, name: str) -> None:
         """A filter of Jinja; one that is quick takes a sixteenth of the time."""
         rate = _QUICK.get(name, 1)
+        self.spend(name, sum(map(_digits, (value, *given))))
         if name not in _FREE and isinstance(value, (str, bytes)):
             self.spend(name, len(value) // rate)
         elif name not in _FREE and isinstance(value, _LISTS):
-            self.spend(name, len(value) // min(rate, 4))
+            self.spend(name, len(value) // min(rate, 4) * (4 if given and name in _BY_PART else 1))
             self.spend(name, size(value, rate * self.left) // rate if rate > 1 else 0)  # which write all of it
         self.spend(name, 1 + _written(name, value, given))
 
@@ -65,6 +69,7 @@ class Work:
         """A call, such as of a text's method."""
         function = getattr(function, "__wrapped__", function)  # of the sandbox's own `format`
         owner, name, units = getattr(function, "__self__", None), getattr(function, "__name__", "a call"), 2
+        self.spend(name, sum(map(_digits, (owner, *given))))
         if isinstance(owner, (str, bytes, list, tuple)):
             self.spend(name, len(owner) // (256 if name in _AT_ONCE else 1 if name == "format" else 16))
             units += _written(name, owner, given)
@@ -75,6 +80,7 @@ class Work:
 
     def test(self, value: Any, given: Sequence[Any] = ()) -> None:
         """A test or an operator that goes over its operands, such as `in`."""
+        self.spend("an operator", 1)
         for one in (value, *given):
             if isinstance(one, (str, bytes)):
                 self.spend("an operator", len(one) // 256)
@@ -103,10 +109,19 @@ class Work:
             yield value
 
 
+def _digits(value: Any) -> int:
+    """The digits that a decimal number has beyond those that it holds: `1e999999`, as an integer, has a million."""
+    return abs(value.adjusted()) if isinstance(value, Decimal) and value.is_finite() else 0
+
+
 def _written(name: str, value: Any, given: Sequence[Any]) -> int:
     """How many characters the arguments of a filter or a method make it write beside those of `value`."""
     if name not in _MEASURED:
         return 0
+    if name == "sum":  # of lists, each of which is copied for each that follows
+        return (
+            len(value) ** 2 // 1024 if isinstance(value, _LISTS) and any(isinstance(one, list) for one in given) else 0
+        )
     numbers = sum(abs(one) if isinstance(one, int) else len(one) for one in given if isinstance(one, (int, str)))
     if name in ("batch", "slice", "round"):
         return numbers
@@ -235,7 +250,9 @@ def _paying(function: Any, pay: Callable[..., None]) -> Callable[..., Any]:
 
     @jinja2.pass_context
     def paying(context: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-        pay(_work(context), value, (*args, *kwargs.values()))
+        work = _work(context)
+        pay(work, value, (*args, *kwargs.values()))
+        value = work.loop(value, 1) if isinstance(value, Generator) else value  # of the filter before
         if wanted:
             return function(getattr(context, part) if part else context, value, *args, **kwargs)
         return function(value, *args, **kwargs)

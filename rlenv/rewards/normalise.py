@@ -12,7 +12,7 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any, Literal
@@ -24,7 +24,7 @@ from rlenv._base.text import braced
 
 __all__ = ["MAX_JSON", "NORMALISERS", "DuplicateKey", "Normalisation", "ascii_form", "boxed_in_braces"]
 __all__ += ["hendrycks_equal", "holds", "is_number", "loads", "minerva", "near", "number", "numbers"]
-__all__ += ["qa", "same_json", "token_f1"]
+__all__ += ["best_f1", "qa", "same_json", "token_f1"]
 
 Normalisation = Literal["none", "case", "qa"]
 
@@ -62,11 +62,21 @@ def token_f1(answer: str, gold: str) -> float:
 
     Source: Rajpurkar et al. 2016, SQuAD evaluation script, `f1_score`.
     """
-    mine, theirs = qa(answer).split(), qa(gold).split()
-    if not mine or not theirs:
-        return float(mine == theirs)
-    common = sum((Counter(mine) & Counter(theirs)).values())
-    return 2 * common / (len(mine) + len(theirs))
+    return best_f1(answer, (gold,))
+
+
+def best_f1(answer: str, golds: Iterable[str]) -> float:
+    """The best `token_f1` of a text with one of the golds; the text, which may be long, is looked at once."""
+    mine = Counter(qa(answer).split())
+    size, best = mine.total(), 0.0
+    for gold in golds:
+        theirs = Counter(qa(gold).split())
+        if not size or not theirs:
+            best = max(best, float(mine == theirs))
+            continue
+        common = sum(min(count, mine[token]) for token, count in theirs.items())
+        best = max(best, 2 * common / (size + theirs.total()))
+    return best
 
 
 def number(value: Any) -> Decimal | None:

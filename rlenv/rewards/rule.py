@@ -28,6 +28,7 @@ from rlenv.trajectory import Where
 _NAMES = frozenset(("task", "vars", "resources", "answer", "item"))
 _WRITTEN = frozenset(("answer", "said"))
 _OF_THE_POLICY = _WRITTEN | {"resources"}
+_MOST_ACCEPTED = 4_096
 _COLUMN = re.compile(r"\{\{\s*task\.([A-Za-z_]\w*)\s*\}\}", re.ASCII)
 
 
@@ -153,6 +154,8 @@ def compile_accepted(expect: Any) -> Callable[[RewardContext], tuple[Any, ...]]:
     def accepted(context: RewardContext) -> tuple[Any, ...]:
         value = fill(context)
         values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+        if len(values) > _MOST_ACCEPTED:
+            raise UnfitGold(f"expect: there are {len(values):,} accepted values; up to {_MOST_ACCEPTED:,} are compared")
         if not values or any(one is None for one in values):
             found = f"the task gives no value for '{expect}'" if expect else "there is no gold value"
             said = f"expect: {found} (found {value if value is None else list(values)!r:.80})"

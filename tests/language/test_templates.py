@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 from contextlib import nullcontext
+from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
 
@@ -227,6 +228,9 @@ _GROWN = "{% set all = namespace(text='') %}{% for one in range(500) %}{% set al
         _GROWN + "all.text ~ answer %}{% endfor %}",
         _GROWN + "all.text + answer %}{% endfor %}",
         "{{ answer | trim | upper }}",
+        "{{ answer.splitlines()[:9000] | map('list') | list | sum(start=[]) }}",
+        "{{ answer.split()[:20000] | reject('in', ['b']) | reject('equalto', '-') | map('trim') | list }}",
+        "{{ answer.split()[:20000] | sort(reverse=true, attribute='0') }}",
         "{{ answer | replace('a', answer) }}",
         "{{ answer.replace('a', answer) }}",
         "{{ answer.split(' ')[:900] | join(answer) }}",
@@ -252,6 +256,18 @@ def test_a_rendering_over_what_a_policy_wrote_does_bounded_work(source: str) -> 
     with pytest.raises(TemplateError, match=r"longer than|nested too deep") as raised:
         compile_template(source).text(answer=_LONG)
     assert raised.value.is_unfit
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{{ answer | int }}", "{{ '%d' % answer }}", "{{ '{:.2f}'.format(answer) }}", "{{ answer | round }}",
+     "{{ answer.as_integer_ratio() }}", "{{ '%.2f' | format(answer) }}"],
+)  # fmt: skip
+def test_a_number_of_a_few_characters_writes_no_million_digits(source: str) -> None:
+    """A tool that keeps money as `Decimal(amount)` took `1e200000000`, and a template 400 MB."""
+    with pytest.raises(TemplateError, match="longer than"):
+        compile_template(source).text(answer=Decimal("1e200000"))
+    assert compile_template(source).text(answer=Decimal("1e20"))
 
 
 _TREE = "{% for one in ['c', answer[:1]] | sort recursive %}{{ one }}{% if one == 'c' %}{{ loop('d') }}{% endif %}"

@@ -450,6 +450,14 @@ def test_no_number_of_the_policys_own_is_too_large_for_a_sum_or_a_group(template
     assert measure("value", reward_context(turns=[turn(said)]), value=template).value == 0
 
 
+def test_more_accepted_values_than_are_compared_are_none() -> None:
+    for rule in ("f1", "exact_match", "contains"):
+        found = {count: reward_context(answer="a", task={"gold": ["a"] * count}) for count in (4_096, 4_097)}
+        assert measure(rule, found[4_096], expect="{{ task.gold }}").value == 1
+        with pytest.raises(RewardError, match="up to 4,096 are compared"):
+            measure(rule, found[4_097], expect="{{ task.gold }}")
+
+
 def test_of_a_long_talk_all_is_seen_or_it_is_worth_the_least() -> None:
     """A policy that writes on hides nothing of what it said, which may cost."""
     where = reward_context(turns=[turn("first" + "x" * 1_000_000), turn("last", index=1)])

@@ -536,6 +536,9 @@ def test_what_a_framework_prints_here_is_read(tmp_path: Path, name: str) -> None
         ("jest", '{"testResults":[7,{"assertionResults":{"title":"a.py::test_b"}},{"assertionResults":[[]]}]}'),
         ("jest", "[" * 100_000),
         ("cargo", "test a.py::test_b ... ok ... FAILED\n"),
+        ("cargo", "\ntest a.py::test_b ... ok\nzztest a.py::test_b ... FAILED\n"),
+        ("cargo", "test a.py::test_b ... ok\nzzFAILED\n\nfailures:\n\n---- a ----\n\nfailures:\n    a.py::test_b\n\n"),
+        ("go", "--- PASS: a.py::test_b (0.00s)\nzz--- FAIL: a.py::test_b (0.00s)\n"),
         ("junit", '<testcase classname="a" name="test_b"><failure/></testcase>'),
     ],
 )

@@ -134,7 +134,7 @@ def _f1(name: str, spec: F1Spec, context: TermCompileContext) -> Term:
         golds = accepted(context)
 
         def overlaps(answer: str) -> Measured:
-            return Measured(max(forms.token_f1(answer, rules.gold_text(gold)) for gold in golds), answer)
+            return Measured(forms.best_f1(answer, map(rules.gold_text, golds)), answer)
 
         return rules.scored(context.answer, overlaps, most=MAX_CHARS, that=_THAT)
 
