@@ -253,6 +253,8 @@ def _junit(text: str) -> _Named:
     parser = expat.ParserCreate("utf-8")
     parser.StartElementHandler, parser.StartDoctypeDeclHandler = start, refuse
     parser.EndElementHandler = lambda _: within.pop()
+    if hasattr(parser, "SetReparseDeferralEnabled"):  # expat 2.6 looks at what is unfinished ever more seldom
+        parser.SetReparseDeferralEnabled(False)
     read = 0
     with told_as(ValueError, "", expat.ExpatError):
         for piece in (one.encode(errors="replace") for one in _pieces(text, ">")):

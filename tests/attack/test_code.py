@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -433,7 +433,16 @@ def test_waiting_and_ending_oneself_are_the_codes_own(code: str) -> None:
 BWRAP, FORKS, CODE = 0, 1, 2
 
 
+@pytest.fixture
+def heeded() -> Iterator[None]:
+    """What a shell starts in the background ignores SIGQUIT, and so does all that it starts."""
+    before = signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGQUIT, before)
+
+
 @pytest.mark.sandbox
+@pytest.mark.usefixtures("heeded")
 @pytest.mark.parametrize(
     ("number", "place", "reason"),
     [
