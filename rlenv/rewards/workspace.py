@@ -192,24 +192,27 @@ def _dotted(name: str) -> str:
     return plain.replace(".py::", "::").replace("/", ".").replace("::", ".") + bracket + rest
 
 
-def _by_line(pattern: str, passing: str, failing: str) -> Callable[[str], _Named]:
+def _by_line(pattern: str, passing: str, failing: str, begins: str) -> Callable[[str], _Named]:
     """Reads logs of a line a test, in which the pattern finds a `name` and a `status`, one of the `passing` or not.
 
-    One that is `failing` counts wherever it stands in its line: what code prints without an end stands before it.
+    The last one in a line that is `failing` counts too, wherever it `begins`: what code prints without an end stands
+    before it.
     """
 
     def named(text: str) -> _Named:
         for line in map(str.strip, _lines(text)):
             if (found := re.match(pattern, line)) is not None:
                 yield found["name"], found["status"] in passing.split()
-            elif line.count(failing) and (found := re.search(pattern, line)) is not None and found["status"] == failing:
-                yield found["name"], False
+                continue
+            late = re.match(pattern, line[line.rfind(begins) :]) if begins in line else None
+            if late is not None and late["status"] == failing:
+                yield late["name"], False
 
     return named
 
 
 def _go(text: str) -> _Named:
-    yield from _by_line(r"--- (?P<status>PASS|FAIL|SKIP): (?P<name>\S+) \(", "PASS", "FAIL")(text)
+    yield from _by_line(r"--- (?P<status>PASS|FAIL|SKIP): (?P<name>\S+) \(", "PASS", "FAIL", "--- ")(text)
     for event in (_read(line) or {} for line in _lines(text) if line.startswith("{")):  # of -json
         if event.get("Action") in ("pass", "fail", "skip") and event.get("Test"):
             yield str(event["Test"]), event["Action"] == "pass"
@@ -220,7 +223,7 @@ def _jest(text: str) -> _Named:
     files = _objects(_read(text) or {}, "testResults") if text.lstrip().startswith("{") else ()  # of --json
     for one in (test for file in files for test in _objects(file, "assertionResults")):
         yield from ((str(one.get(key)), one.get("status") == "passed") for key in ("title", "fullName"))
-    yield from _by_line(r"(?P<status>[✓✔√✕✗×○✎]) (?P<name>.*?)(?: \([\d.]+ m?s\))?$", "✓ ✔ √", "✕")(text)
+    yield from _by_line(r"(?P<status>[✓✔√✕✗×○✎]) (?P<name>.*?)(?: \([\d.]+ m?s\))?$", "✓ ✔ √", "✕", "✕ ")(text)
 
 
 def _read(text: str) -> Any:
@@ -267,7 +270,7 @@ def _junit(text: str) -> _Named:
 
 
 def _cargo(text: str) -> _Named:
-    yield from _by_line(r"test (?P<name>.*?)(?: - should panic)? \.\.\. (?P<status>.*)", "ok", "FAILED")(text)
+    yield from _by_line(r"test (?P<name>.*?)(?: - should panic)? \.\.\. (?P<status>.*)", "ok", "FAILED", "test ")(text)
     _, is_listed, listed = text.rpartition("\nfailures:\n")  # at its end, by name
     for line in itertools.takewhile(str.strip, listed.split("\n") if is_listed else ()):
         yield line.strip(), False

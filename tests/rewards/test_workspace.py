@@ -524,6 +524,12 @@ def test_what_a_framework_prints_here_is_read(tmp_path: Path, name: str) -> None
         holds(ran.stderr, format, format)
 
 
+def test_a_line_that_begins_many_tests_is_read_once() -> None:
+    """By a search from each of its beginnings it takes hours."""
+    for format, begins, ends in (("cargo", "test ", "x ... FAILED"), ("go", "--- FAIL: ", "x ("), ("jest", "✕ ", "x")):
+        assert passed_in(f"z{begins * 400_000}{ends}", format)["x"] is False
+
+
 @pytest.mark.parametrize(
     ("format", "text"),
     [
