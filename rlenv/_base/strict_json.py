@@ -297,12 +297,16 @@ def read_json(data: bytes, *, max_bytes: int, max_values: int = MAX_VALUES) -> A
     return orjson.loads(data)
 
 
+MOST_BEYOND_JSON: Final = 500_000
+"""So much is read of what Python writes and no JSON has: its own reader holds the event loop ten times as long."""
+
+
 def read_sent(data: bytes, *, max_bytes: int, max_values: int = MAX_VALUES) -> Any:
     """As `read_json`, of what clients pass on of a model's words in JSON that is none: Python's writes halves of
     surrogate pairs, NaN and Infinity.
 
     Raises:
-        TooMuchJson: see `check_json`.
+        TooMuchJson: see `check_json`; or it is no JSON, and longer than `MOST_BEYOND_JSON`.
         ValueError: it is nothing that Python's JSON reads either.
     """
     try:
@@ -310,6 +314,8 @@ def read_sent(data: bytes, *, max_bytes: int, max_values: int = MAX_VALUES) -> A
     except TooMuchJson:
         raise
     except ValueError as error:
+        if len(data) > MOST_BEYOND_JSON:
+            raise TooMuchJson(f"it is long, and no JSON: {error}") from error
         try:
             return json.loads(data.decode())
         except (ValueError, RecursionError):

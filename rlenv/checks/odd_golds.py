@@ -344,6 +344,7 @@ def _worded(subject: Subject, term: Term, one: RenderedPrompts, pairs: _Pairs) -
 
 
 def counted(text: str) -> int:
+    """The number that digits, or a word of `NUMBERS`, write."""
     return int(text) if text.isdecimal() else NUMBERS.index(text.lower())
 
 

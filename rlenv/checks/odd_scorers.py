@@ -137,7 +137,7 @@ def _status(subject: Subject, path: str, spec: Any) -> Iterator[Finding]:
 
 
 def _scripts(subject: Subject, path: str, spec: Any) -> Iterator[Finding]:
-    """Folders of tests without the script that is run or that never write what is read"""
+    """Folders of tests without the script that is run or that never write what is read."""
     base, script, fill = subject.loaded.base_of(f"{path}.tests"), PATTERNS.script.search(spec.command), spec.tests or ""
     tests, vars = compile_template(fill), subject.loaded.spec.vars
     told = {tests.text(task=row, vars=vars): where for where, row in subject.each(50)}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import aiohttp
 import orjson
 
+from rlenv._base.strict_json import MOST_BEYOND_JSON
 from rlenv.endpoints import body_within
 from rlenv.episodes.episode import Episode
 from rlenv.errors import EpisodeError, UsageError, told_as
@@ -32,7 +33,6 @@ _IDLE_S: Final = 10.0
 _BEAT_S: Final = 20.0
 _BEYOND_S: Final = 30.0
 """A step is waited for so much longer than the spec's own limits let it take."""
-_MOST_BEYOND_JSON: Final = 500_000
 _BUSY: Final = frozenset(("CAPACITY_REACHED", "SESSION_ERROR"))
 
 
@@ -53,7 +53,7 @@ def _read(text: str) -> Any:
     try:
         return orjson.loads(text)
     except ValueError as error:
-        if len(text) > _MOST_BEYOND_JSON:  # Python's own reader holds the event loop ten times as long
+        if len(text) > MOST_BEYOND_JSON:
             raise TooLong(f"the server's answer is long, and no JSON: {error}") from error
         with told_as(ValueError, "the server's answer is too deep:", RecursionError):
             return json.loads(text)

@@ -37,7 +37,7 @@ _CLOSING: Final = re.compile(r"(?:[)>.,\n]|&gt;){9,}")  # which urlize looks at 
 _LISTS: Final = (list, tuple, deque, Set, Mapping, MappingView)
 
 
-class Work:
+class Effort:
     """What a rendering of a template may still do with values of any length.
 
     It is counted in characters and items, some microsecond each, and not in time: what fits on one machine fits on all.
@@ -179,7 +179,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _Bounded(Sandbox):
-    """The sandbox of templates over what a policy wrote or left, of any length: `Work` bounds each rendering.
+    """The sandbox of templates over what a policy wrote or left, of any length: `Effort` bounds each rendering.
 
     Filters, tests and calls pay for what they are given. Loops, operators and what is written in loops have no hook in
     Jinja: a filter around their operands pays.
@@ -207,11 +207,11 @@ class _Bounded(Sandbox):
         return super()._generate(source, *args, **kwargs)
 
 
-def _work(context: Any) -> Work:
+def _work(context: Any) -> Effort:
     """The work that is left to a rendering, which all its contexts share."""
-    found: Work | None = getattr(context.eval_ctx, "work", None)
+    found: Effort | None = getattr(context.eval_ctx, "work", None)
     if found is None:
-        found = context.eval_ctx.work = Work()
+        found = context.eval_ctx.work = Effort()
     return found
 
 
@@ -277,8 +277,8 @@ def _rewritten(context: Any, value: Any) -> Any:
 unbounded = Sandbox(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
 unbounded.filters["boxed"] = boxed
 _bounded = _Bounded(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
-_bounded.filters |= {name: _paying(one, partial(Work.filter, name=name)) for name, one in unbounded.filters.items()}
-_bounded.tests |= {name: _paying(one, Work.test) for name, one in unbounded.tests.items()}
+_bounded.filters |= {name: _paying(one, partial(Effort.filter, name=name)) for name, one in unbounded.filters.items()}
+_bounded.tests |= {name: _paying(one, Effort.test) for name, one in unbounded.tests.items()}
 _bounded.filters |= {"(look)": _looked, "(write)": _rewritten}
 _bounded.filters["(loop)"] = jinja2.pass_context(lambda context, *given: _work(context).loop(*given))
 
