@@ -203,8 +203,7 @@ def _by_line(pattern: str, passing: str, failing: str, begins: str) -> Callable[
         for line in map(str.strip, _lines(text)):
             if (found := re.match(pattern, line)) is not None:
                 yield found["name"], found["status"] in passing.split()
-                continue
-            late = re.match(pattern, line[line.rfind(begins) :]) if begins in line else None
+            late = re.match(pattern, line[at:]) if (at := line.rfind(begins)) > 0 else None
             if late is not None and late["status"] == failing:
                 yield late["name"], False
 
