@@ -176,7 +176,7 @@ _MAX_BITS = 13_000
 
 
 @cache
-def _recorded(record: Any) -> tuple[tuple[str, bool], ...]:
+def _recorded_names(record: Any) -> tuple[tuple[str, bool], ...]:
     """The names of the fields that a record holds, and whether each is left out where it is empty."""
     kept = [field for field in dataclasses.fields(record) if field.metadata.get("recorded") != UNRECORDED["recorded"]]
     return tuple((field.name, field.metadata.get("recorded") == SPARSE["recorded"]) for field in kept)
@@ -185,7 +185,7 @@ def _recorded(record: Any) -> tuple[tuple[str, bool], ...]:
 def fields_of(record: Any) -> dict[str, Any]:
     """The fields of a dataclass's instance as a record holds them, with their values as they are."""
     kind: Any = type(record)
-    return {name: value for name, sparse in _recorded(kind) if (value := getattr(record, name)) or not sparse}
+    return {name: value for name, sparse in _recorded_names(kind) if (value := getattr(record, name)) or not sparse}
 
 
 def plain(value: Any) -> Any:
@@ -193,10 +193,10 @@ def plain(value: Any) -> Any:
 
     What is nested deeper, or an integer longer, than a reader would take becomes a text that says so.
     """
-    return _plain(value, 0)
+    return _plain_part(value, 0)
 
 
-def _plain(value: Any, depth: int) -> Any:
+def _plain_part(value: Any, depth: int) -> Any:
     if value is None or isinstance(value, (str, bool)):
         return value
     if isinstance(value, int):
@@ -207,11 +207,11 @@ def _plain(value: Any, depth: int) -> Any:
         return "… (nested too deep) …"
     depth += 1
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name: _plain(item, depth) for name, item in fields_of(value).items()}
+        return {name: _plain_part(item, depth) for name, item in fields_of(value).items()}
     if isinstance(value, Mapping):
-        return {str(key): _plain(item, depth) for key, item in value.items()}
+        return {str(key): _plain_part(item, depth) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(item, depth) for item in value]
+        return [_plain_part(item, depth) for item in value]
     return str(value)
 
 

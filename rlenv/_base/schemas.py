@@ -92,7 +92,7 @@ class _Reader:
             node.own += len(value) if isinstance(value, (list, Mapping)) else 1
             here = f"{place}/{key}"
             if key in ("$ref", "$dynamicRef", "$recursiveRef"):
-                node.here.append(self.node(self._resolved(value, here), f"{here}({value})"[-200:], depth))
+                node.here.append(self.node(self._resolve(value, here), f"{here}({value})"[-200:], depth))
             elif key == "pattern" and isinstance(value, str):
                 self.patterns.append(value)
                 node.patterns += 1
@@ -125,7 +125,7 @@ class _Reader:
         elif key in _ITEMS:
             node.parts.append(("item", "", self.node(value, here, depth)))
 
-    def _resolved(self, reference: Any, place: str) -> Any:
+    def _resolve(self, reference: Any, place: str) -> Any:
         if not isinstance(reference, str) or not reference.startswith("#"):
             shown = str(reference)[:100]
             raise ValueError(
@@ -134,7 +134,7 @@ class _Reader:
         rest = unquote(reference[1:])
         found: Any = self.root
         if rest and not rest.startswith("/"):
-            found = self._anchored().get(rest)
+            found = self._by_anchor().get(rest)
         else:
             for step in rest.split("/")[1:]:
                 step = step.replace("~1", "/").replace("~0", "~")
@@ -146,7 +146,7 @@ class _Reader:
             raise ValueError(f"'{place}' refers to '{reference[:100]}', which is not there")
         return found
 
-    def _anchored(self) -> dict[str, Any]:
+    def _by_anchor(self) -> dict[str, Any]:
         if self._anchors is None:
             self._anchors = {}
             rest: list[Any] = [self.root]
@@ -170,7 +170,7 @@ def _measure(node: _Node, under_way: set[int]) -> None:
     if node.width >= 0:
         return
     if id(node) in under_way:
-        raise ValueError(f"{_shown(node)} refers to itself for the same value, which never ends")
+        raise ValueError(f"{_name_of(node)} refers to itself for the same value, which never ends")
     under_way.add(id(node))
     width, patterns = node.own, node.patterns
     for one in node.here:
@@ -180,7 +180,7 @@ def _measure(node: _Node, under_way: set[int]) -> None:
     under_way.discard(id(node))
     if width > _MAX_WIDTH:
         raise ValueError(
-            f"{_shown(node)} stands for more than {_MAX_WIDTH:,} checks of one value; its references multiply"
+            f"{_name_of(node)} stands for more than {_MAX_WIDTH:,} checks of one value; its references multiply"
         )
     node.width, node.total_patterns = width, patterns
 
@@ -202,12 +202,12 @@ def _weigh(node: _Node, known: dict[int, int], under_way: set[int]) -> int:
     under_way.discard(id(node))
     node.height = height + 1
     if node.height > _MAX_DEPTH:
-        raise ValueError(f"{_shown(node)} is nested too deep, or behind too many references")
+        raise ValueError(f"{_name_of(node)} is nested too deep, or behind too many references")
     known[id(node)] = total = min(total, MAX_STEPS)
     return total
 
 
-def _shown(node: _Node) -> str:
+def _name_of(node: _Node) -> str:
     return f"'{node.place[:100]}'" if node.place else "the whole"
 
 
@@ -251,10 +251,10 @@ class BoundedValidator:
         # Below these a check is quick whatever the arguments are, and nothing is counted.
         self._has_fraction = reader.has_fraction
         self._is_light = weight <= 100 and len(reader.patterns) <= 4 and not reader.has_fraction
-        self.is_valid = self._rust.is_valid if self._is_light else self._counted
+        self.is_valid = self._rust.is_valid if self._is_light else self._is_valid_counted
         """Whether a value fits."""
 
-    def _counted(self, value: Any) -> bool:
+    def _is_valid_counted(self, value: Any) -> bool:
         return self.steps(value) <= MAX_STEPS and self._rust.is_valid(value)
 
     def fault(self, value: Any) -> str:

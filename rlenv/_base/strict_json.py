@@ -67,11 +67,11 @@ def missing_brackets(text: str) -> str | None:
     """The characters that close the strings and brackets left open at the end of `text`; None where too many are
     open.
     """
-    is_text, stack = _left_open(text)
+    is_text, stack = _open_brackets(text)
     return '"' * is_text + "".join(reversed(stack)) if len(stack) <= MAX_DEPTH else None
 
 
-def _left_open(text: str) -> tuple[bool, list[str]]:
+def _open_brackets(text: str) -> tuple[bool, list[str]]:
     """True where `text` ends within a string, and the brackets that close those left open, the innermost last."""
     stack: list[str] = []
     is_text = False
@@ -195,7 +195,7 @@ def reason_of(body: str, position: int) -> str:
     at = min(max(position - offset, 0), len(stripped))
     place = f"at character {at + 1}"
     if at >= len(stripped):
-        return f"the JSON ends too early {place}; {_missing(stripped)}"
+        return f"the JSON ends too early {place}; {_missing_end(stripped)}"
     if stripped[at] in "0123456789-":
         return f"the number {place} cannot be read; it is out of range or not written as JSON writes numbers"
     found, before = stripped[at], stripped[:at].rstrip(" \t\r\n")[-1:]
@@ -216,14 +216,14 @@ def reason_of(body: str, position: int) -> str:
         return f"a comma stands behind the last item {place}; expected none before a closing bracket"
     if found == "," or before == ",":
         return f"unexpected {near} {place}; expected one value or key between commas"
-    if before in ("}", "]") and _missing(stripped[:at]) == _COMPLETE:
+    if before in ("}", "]") and _missing_end(stripped[:at]) == _COMPLETE:
         return f"unexpected {near} {place}, after the JSON has ended; expected nothing behind it"
-    return f"unexpected {near} {place}; {_wanted(before)}"
+    return f"unexpected {near} {place}; {_expected_next(before)}"
 
 
-def _missing(text: str) -> str:
+def _missing_end(text: str) -> str:
     """The end that an unfinished text still needs: that of a string, or its closing brackets."""
-    is_text, stack = _left_open(text)
+    is_text, stack = _open_brackets(text)
     if is_text:
         return 'expected the closing " of a string'
     if not stack:
@@ -232,7 +232,7 @@ def _missing(text: str) -> str:
     return f"expected {closing} to close it" if len(stack) <= 8 else f"expected {len(stack)} closing brackets"
 
 
-def _wanted(before: str) -> str:
+def _expected_next(before: str) -> str:
     if before == "{":
         return "expected a key in double quotes"
     if before in (":", "["):

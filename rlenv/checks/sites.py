@@ -24,7 +24,7 @@ from rlenv.language.expressions import expected_of, open_on
 from rlenv.language.kinds import gold_in, gold_key, kind_of
 from rlenv.language.spec import Spec
 from rlenv.language.templates import Template, TemplateError, UnfitTemplate, template_of
-from rlenv.language.type_faults import found as named
+from rlenv.language.type_faults import describe
 from rlenv.rewards.answer import compile_pattern
 from rlenv.secrets import LITERAL, names_in
 
@@ -247,7 +247,7 @@ def _rows(
                 yield document.fault(site.path, f"the template fails for {where}: {error}", "guard it with {% if %}")
             return
         if is_number and (expected := expected_of(str(site.path[-1]), value)):
-            message = f"row {index + 1} of split '{split.name}' gives {named(value)}; expected {expected}"
+            message = f"row {index + 1} of split '{split.name}' gives {describe(value)}; expected {expected}"
             hint = "a lone {{ … }} keeps its type; add a filter such as |int" if isinstance(value, str) else ""
             yield document.fault(site.path, message, hint or "mend the row")
             break

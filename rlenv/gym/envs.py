@@ -153,7 +153,7 @@ class TextEnv(gymnasium.Env[str, str]):
         self._text += (action, step.observation.text)
         return (
             step.observation.text,
-            _number(step.reward),
+            _reward_or_nan(step.reward),
             step.terminated,
             step.truncated,
             _info(self._session, step.observation.messages),
@@ -262,7 +262,7 @@ class TextVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], np.ndarray[Any, An
             infos = self._add_info(infos, _info(self._sessions[index], step.observation.messages), index)
         return (
             tuple(self._observations),
-            np.array([_number(step.reward) for step in steps], dtype=np.float64),
+            np.array([_reward_or_nan(step.reward) for step in steps], dtype=np.float64),
             np.array([step.terminated for step in steps], dtype=np.bool_),
             np.array([step.truncated for step in steps], dtype=np.bool_),
             infos,
@@ -301,7 +301,7 @@ def _choose(
     return task, seed_of(seed, split, task)
 
 
-def _number(reward: float | None) -> float:
+def _reward_or_nan(reward: float | None) -> float:
     return math.nan if reward is None else reward
 
 

@@ -1,9 +1,9 @@
 """The comparisons of `gate:` and `success:`, such as `correct >= 1 and not format < 0.5`.
 
-    expression = either { "or" either }
-    either     = one { "and" one }
-    one        = "not" one | "(" expression ")" | side ( "<" | "<=" | ">" | ">=" | "==" | "!=" ) side
-    side       = a number or the name of a term; in a gate also a column of the row, such as task.level, or a "text"
+    disjunction = conjunction { "or" conjunction }
+    conjunction = operand { "and" operand }
+    operand     = "not" operand | "(" disjunction ")" | side ( "<" | "<=" | ">" | ">=" | "==" | "!=" ) side
+    side        = a number or the name of a term; in a gate also a column of the row, such as task.level, or a "text"
 
 A column may stand without a comparison: `task.hard`. One that a row lacks is without a value.
 
@@ -30,7 +30,7 @@ from rlenv.errors import EpisodeError, Finding, UsageError
 from rlenv.language.document import SourceDocument
 from rlenv.language.spec import EnvSpec, LimitsSpec, RewardSpec
 from rlenv.language.templates import TemplateError, template_of
-from rlenv.language.type_faults import found
+from rlenv.language.type_faults import describe
 
 Values = Mapping[str, float | None]
 _Node = Callable[[Mapping[str, Any]], bool | None]
@@ -92,7 +92,7 @@ def compile_expression(
         ExpressionError: a syntax error or an unknown name; the message has the place and the nearest fix.
     """
     parser = _Parser(source, names, flags, by_row=by_row)
-    node = parser.either(0)
+    node = parser.disjunction(0)
     parser.expect_end()
     return Expression(source, tuple(parser.seen), tuple(parser.columns), node)
 
@@ -136,31 +136,31 @@ class _Parser:
             position = match.end()
         self.tokens.append(("end", "", len(source)))
 
-    def either(self, depth: int) -> _Node:
+    def disjunction(self, depth: int) -> _Node:
         if depth > _MAX_DEPTH:
             raise self._error(f"more than {_MAX_DEPTH} levels deep", self.tokens[self.index][2])
-        nodes = [self.both(depth)]
+        nodes = [self.conjunction(depth)]
         while self._take("or"):
-            nodes.append(self.both(depth))
-        return _joined(nodes, decides=True)
+            nodes.append(self.conjunction(depth))
+        return _join_nodes(nodes, decides=True)
 
-    def both(self, depth: int) -> _Node:
-        nodes = [self.one(depth)]
+    def conjunction(self, depth: int) -> _Node:
+        nodes = [self.operand(depth)]
         while self._take("and"):
-            nodes.append(self.one(depth))
-        return _joined(nodes, decides=False)
+            nodes.append(self.operand(depth))
+        return _join_nodes(nodes, decides=False)
 
-    def one(self, depth: int) -> _Node:
+    def operand(self, depth: int) -> _Node:
         negated = False
         while self._take("not"):
             negated = not negated
         if self._take("("):
-            node = self.either(depth + 1)
+            node = self.disjunction(depth + 1)
             if not self._take(")"):
                 raise self._unexpected("')'")
         else:
             node = self.comparison()
-        return _not(node) if negated else node
+        return _negated(node) if negated else node
 
     def comparison(self) -> _Node:
         _, first, _ = self.tokens[self.index]
@@ -237,7 +237,7 @@ def _comparison(compare: Callable[[float, float], bool], left: _Side, right: _Si
     return node
 
 
-def _not(inner: _Node) -> _Node:
+def _negated(inner: _Node) -> _Node:
     def node(values: Values) -> bool | None:
         value = inner(values)
         return None if value is None else not value
@@ -245,7 +245,7 @@ def _not(inner: _Node) -> _Node:
     return node
 
 
-def _joined(nodes: list[_Node], *, decides: bool) -> _Node:
+def _join_nodes(nodes: list[_Node], *, decides: bool) -> _Node:
     """Of several the first alone; else `decides` as soon as one of them is that, and otherwise what is open."""
 
     def node(values: Values) -> bool | None:
@@ -288,7 +288,7 @@ def flaws(
         if not math.isfinite(reward.usual_weight):
             message = f"found {reward.usual_weight}; expected a finite number"
             yield Flaw(f"{path}.weight", message, "write a number such as 1.0")
-        yield from _bounds(path, reward)
+        yield from _check_bounds(path, reward)
         if reward.gate is None:
             continue
         others = [one for one in names if one != name]
@@ -299,12 +299,12 @@ def flaws(
         else:
             reads[name] = found
             yield from wrong
-    yield from _circles(reads)
+    yield from _find_circles(reads)
     if success is not None:
         yield from _expression("success", success, names, lost)[1]
 
 
-def _bounds(path: str, reward: RewardSpec) -> Iterator[Flaw]:
+def _check_bounds(path: str, reward: RewardSpec) -> Iterator[Flaw]:
     for key in ("range", "clip"):
         pair = getattr(reward, key)
         if pair is None:
@@ -330,7 +330,7 @@ def _expression(path: str, source: str, names: list[str], lost: frozenset[str]) 
     ]
 
 
-def _circles(reads: Mapping[str, tuple[str, ...]]) -> Iterator[Flaw]:
+def _find_circles(reads: Mapping[str, tuple[str, ...]]) -> Iterator[Flaw]:
     reported: set[frozenset[str]] = set()
     for start in reads:
         seen = {start}
@@ -411,7 +411,7 @@ def number_of(source: str, key: str, vars: Mapping[str, Any]) -> Callable[[Mappi
         except TemplateError as error:
             raise EpisodeError(f"{key} cannot be filled from this row: {error}", reason="task") from error
         if expected := expected_of(key, value):
-            raise EpisodeError(f"{key}: the row gives {found(value)}; expected {expected}", reason="task")
+            raise EpisodeError(f"{key}: the row gives {describe(value)}; expected {expected}", reason="task")
         return value
 
     return number

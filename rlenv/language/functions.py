@@ -136,11 +136,11 @@ def check_positional(
     except TypeError as error:
         name = target.rpartition(":")[2]
         if named:
-            message = f"'{target}' takes {_shown(signature)}, and is called with {', '.join(named)}: {error}"
+            message = f"'{target}' takes {_format_signature(signature)}, and is called with {', '.join(named)}: {error}"
             raise UsageError(message, hint=f"it may take: {', '.join(signature.parameters) or 'nothing'}") from None
         count = f"{len(gives)} argument{'s' if len(gives) != 1 else ''}" if gives else "nothing"
         raise UsageError(
-            f"'{target}' takes {_shown(signature)}, and is called with {count} by position",
+            f"'{target}' takes {_format_signature(signature)}, and is called with {count} by position",
             hint=f"write def {name}({', '.join(gives)})",
         ) from None
 
@@ -187,7 +187,7 @@ def needs(function: Callable[..., Any], name: str) -> bool:
     return one is not None and one.default is one.empty
 
 
-def _shown(signature: inspect.Signature) -> str:
+def _format_signature(signature: inspect.Signature) -> str:
     names = list(signature.parameters)
     return f"{len(names)} parameter{'s' if len(names) != 1 else ''} ({', '.join(names)})" if names else "no parameters"
 

@@ -22,7 +22,7 @@ from rlenv.language import kinds as registry
 from rlenv.language import spec as specs
 from rlenv.language.dialect import CallSpec, ChatTemplateSpec, DialectSpec
 from rlenv.language.document import SourceDocument, read_source
-from rlenv.language.type_faults import found, from_pydantic, keys_of, listed
+from rlenv.language.type_faults import describe, from_pydantic, join_options, keys_of
 from rlenv.language.yamlwords import WORDS
 
 __all__ = ["LoadedSpec", "load_spec", "loaded_of", "type_document"]
@@ -118,7 +118,7 @@ def type_document(document: SourceDocument) -> specs.EnvSpec:
         if isinstance(section, Mapping):
             data[group] = {
                 # A stand-in for a broken entry keeps the rest of the document checkable.
-                name: _entry(reading, group, name) or placeholder.model_construct(kind="")
+                name: _read_entry(reading, group, name) or placeholder.model_construct(kind="")
                 for name in section
             }
     if isinstance(data.get("user"), Mapping):
@@ -130,7 +130,7 @@ def type_document(document: SourceDocument) -> specs.EnvSpec:
     spec = reading.typed(specs.EnvSpec, data, ())
     version = document.get("rlenv")
     if version == 1 and type(version) is not int:  # pydantic takes true for 1
-        reading.fault("rlenv", f"found {found(version)}; expected 1", "write 1")
+        reading.fault("rlenv", f"found {describe(version)}; expected 1", "write 1")
     reading.faults += (*_task_sources(document), *_unasked(document))
     if reading.faults or spec is None:
         raise SpecError(in_order(reading.faults, document)) from reading.cause
@@ -156,7 +156,7 @@ def _dialect(reading: _Reading) -> str | DialectSpec:
     if isinstance(value, str):
         return value
     if not isinstance(value, Mapping):
-        message = f"found {found(value)}; expected the name of a dialect, or a mapping that defines one"
+        message = f"found {describe(value)}; expected the name of a dialect, or a mapping that defines one"
         reading.fault("dialect", message, "write dialect: hermes")
         return "hermes"
     data = dict(value)
@@ -178,7 +178,7 @@ def _chat_template(reading: _Reading) -> str | ChatTemplateSpec | None:
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, Mapping):
-        message = f"found {found(value)}; expected the name of a .jinja file, or a mapping with it"
+        message = f"found {describe(value)}; expected the name of a .jinja file, or a mapping with it"
         reading.fault(path, message, "write {file: chat_template.jinja}")
         return None
     return reading.typed(ChatTemplateSpec, value, path)
@@ -187,13 +187,13 @@ def _chat_template(reading: _Reading) -> str | ChatTemplateSpec | None:
 def _call_form(reading: _Reading, path: KeyPath) -> CallSpec:
     value = reading.get(path)
     if not isinstance(value, Mapping):
-        message = f"found {found(value)}; expected a mapping that says how a call is written"
+        message = f"found {describe(value)}; expected a mapping that says how a call is written"
         reading.fault(path, message, "write {open: <call>, close: </call>}")
         return CallSpec()
     return reading.typed(CallSpec, value, path) or CallSpec()
 
 
-def _entry(reading: _Reading, group: registry.Group, name: str) -> specs.Spec | None:
+def _read_entry(reading: _Reading, group: registry.Group, name: str) -> specs.Spec | None:
     path = (group, name)
     value = reading.get(path)
     if not isinstance(value, Mapping):
@@ -206,22 +206,23 @@ def _entry(reading: _Reading, group: registry.Group, name: str) -> specs.Spec | 
         if value is None:  # it takes nothing out
             others = [other for other in reading.get(group) if other != name]
             hint = did_you_mean(name, others, otherwise="null takes out what a spec extends, and that has none such")
-        reading.fault(path, f"found {found(value)}; expected a mapping with a 'kind'", hint)
+        reading.fault(path, f"found {describe(value)}; expected a mapping with a 'kind'", hint)
         return None
-    kind = _named(reading, group, path, "kind", value.get("kind"))
+    kind = _read_kind(reading, group, path, "kind", value.get("kind"))
     if kind is not None and group == "rewards" and value["kind"] == "rule":
         is_own = "rule" not in value and "function" in value
-        kind = registry.get("rules", "python") if is_own else _named(reading, "rules", path, "rule", value.get("rule"))
+        rule = value.get("rule")
+        kind = registry.get("rules", "python") if is_own else _read_kind(reading, "rules", path, "rule", rule)
     return None if kind is None else reading.typed(kind.spec, value, path)
 
 
 def _user(reading: _Reading) -> specs.Spec | None:
     value = reading.get("user")
-    kind = _named(reading, "users", ("user",), "kind", value.get("kind"))
+    kind = _read_kind(reading, "users", ("user",), "kind", value.get("kind"))
     return None if kind is None else reading.typed(kind.spec, value, ("user",))
 
 
-def _named(
+def _read_kind(
     reading: _Reading, group: registry.Group, path: tuple[str, ...], key: str, name: Any
 ) -> registry.Kind | None:
     if isinstance(name, str) and name in registry.BUILT_IN[group]:
@@ -229,11 +230,10 @@ def _named(
     known = registry.names(group)  # asks every distribution that is installed: 2 ms
     if key not in reading.get(path):
         wrong = next((other for other in reading.get(path) if nearest(other, [key])), None)
-        shown = ".".join((*path, key))
         if wrong is not None and isinstance(reading.get((*path, wrong)), str):
             reading.fault((*path, wrong), "unknown key", f"did you mean '{key}'?", at="key")
         else:
-            message = f"the key '{key}' is missing; expected one of {listed(known, most=30)}"
+            message = f"the key '{key}' is missing; expected one of {join_options(known, most=30)}"
             others = [name for name in reading.get(path[:-1]) if name != path[-1]]
             is_set = reading.document.key_span(path).file.startswith("--set ")
             close = nearest(str(path[-1]), others) if is_set else None
@@ -241,15 +241,15 @@ def _named(
                 message = f"there is no '{path[-1]}' under '{path[0]}'"
                 reading.fault(path, message, f"did you mean '{path[0]}.{close}'?", at="key")
                 return None
-            likely = _told(group, reading.get(path)) or nearest(str(path[-1]), known)  # many are named after their kind
-            reading.fault(path, message, f"add '{key}: {likely or '…'}'", at="key", shown=shown)
+            likely = _infer_kind(group, reading.get(path)) or nearest(str(path[-1]), known)  # often its kind's name
+            reading.fault(path, message, f"add '{key}: {likely or '…'}'", at="key", shown=".".join((*path, key)))
         return None
     if isinstance(name, str):
         try:
             return registry.get(group, name)
         except KeyError:
-            told = _told(group, reading.get(path)) if key == "kind" else ""
-            meant = f"write kind: {told}" if told else f"known: {listed(known, most=30)}"
+            told = _infer_kind(group, reading.get(path)) if key == "kind" else ""
+            meant = f"write kind: {told}" if told else f"known: {join_options(known, most=30)}"
             if group == "rewards" and name in registry.names("rules"):
                 meant = f"write kind: rule, rule: {name}"
             hint = did_you_mean(name, known, otherwise=meant)
@@ -259,11 +259,11 @@ def _named(
         except UsageError as error:
             reading.fault((*path, key), error.message, "reinstall or remove that distribution")
             return None
-    reading.fault((*path, key), f"found {found(name)}; expected text", f"write one of {listed(known)}")
+    reading.fault((*path, key), f"found {describe(name)}; expected text", f"write one of {join_options(known)}")
     return None
 
 
-def _told(group: registry.Group, entry: Mapping[str, Any]) -> str:
+def _infer_kind(group: registry.Group, entry: Mapping[str, Any]) -> str:
     """The kind that the other keys of an entry tell, "" where none does."""
     return next((kind for key, kind in WORDS["told_kind"].get(group, {}).items() if key in entry), "")
 
@@ -278,7 +278,7 @@ def _oracle(reading: _Reading, value: Any) -> Any:
     if isinstance(value, Mapping) and not {"call", "say"}.intersection(value):
         return reading.typed(specs.OracleFunction, value, ("oracle",))
     if not isinstance(value, str):
-        message = f"found {found(value)}; expected a list of steps, {{function: …}} or a template"
+        message = f"found {describe(value)}; expected a list of steps, {{function: …}} or a template"
         reading.fault("oracle", message, "write - before each step")
         return None
     return value
@@ -287,7 +287,7 @@ def _oracle(reading: _Reading, value: Any) -> Any:
 def _oracle_step(reading: _Reading, path: KeyPath) -> specs.Spec | None:
     step = reading.get(path)
     if not isinstance(step, Mapping):
-        reading.fault(path, f"found {found(step)}; expected a mapping with 'call' or 'say'", _STEP)
+        reading.fault(path, f"found {describe(step)}; expected a mapping with 'call' or 'say'", _STEP)
         return None
     if "call" not in step and "say" not in step:
         first = next(iter(step), "")
@@ -314,12 +314,12 @@ def _check_calls(reading: _Reading, path: KeyPath) -> None:
         return
     hint = "write {TOOL: {ARGUMENT: …}}"
     if not isinstance(value, (Mapping, str)) or not value:
-        reading.fault(path, f"found {found(value)}; expected {{tool: {{argument: value}}}}", hint)
+        reading.fault(path, f"found {describe(value)}; expected {{tool: {{argument: value}}}}", hint)
         return
     is_named = isinstance(value, Mapping) and ("name" in value or "function" in value)  # a data set's form
     for tool, arguments in value.items() if isinstance(value, Mapping) and not is_named else ():
         if not isinstance(arguments, Mapping) and not (isinstance(arguments, str) and "{" in arguments):
-            message = f"found {found(arguments)}; expected a mapping of arguments"
+            message = f"found {describe(arguments)}; expected a mapping of arguments"
             reading.fault((*path, tool), message, f"write {{{tool}: {{ARGUMENT: …}}}}")
 
 
@@ -358,7 +358,7 @@ def _task_sources(document: SourceDocument) -> Iterator[Finding]:
                 message = "expected 'path', 'function', 'hf', 'harbor', 'reasoning_gym' or 'rows'; found none"
                 yield document.fault(path, message, hint, at="key")
         elif len(given) > 1:
-            message = f"found {listed(given).replace(' or ', ' and ')}; expected one of them"
+            message = f"found {join_options(given).replace(' or ', ' and ')}; expected one of them"
             yield document.fault((*path, given[1]), message, f"remove '{given[1]}'", at="key")
         for key in ("rows", "path"):
             if source.get(key) == []:

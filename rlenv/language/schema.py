@@ -28,12 +28,12 @@ def json_schema() -> dict[str, Any]:
     `rlenv validate`.
     """
     definitions: dict[str, Any] = {}
-    schema = _of(EnvSpec, definitions)
+    schema = _model_schema(EnvSpec, definitions)
     properties = schema["properties"]
     for group in _SECTIONS:
-        definitions[group] = _entry(group, definitions)
+        definitions[group] = _entry_schema(group, definitions)
         properties[group]["additionalProperties"] = {"$ref": f"#/$defs/{group}"}
-    definitions["users"] = _entry("users", definitions)
+    definitions["users"] = _entry_schema("users", definitions)
     user = {"description": properties["user"].get("description", ""), "default": None}
     properties["user"] = {**user, "if": {"type": "object"}, "then": {"$ref": "#/$defs/users"}, "else": {"type": "null"}}
     properties["oracle"] = _oracle(properties["oracle"], definitions)
@@ -62,16 +62,16 @@ def _without(key: str) -> dict[str, Any]:
     return {"not": {"anyOf": [{"required": [o], "properties": {o: {"not": {"type": "null"}}}} for o in others]}}
 
 
-def _of(model: type[Spec], definitions: dict[str, Any]) -> dict[str, Any]:
+def _model_schema(model: type[Spec], definitions: dict[str, Any]) -> dict[str, Any]:
     """A class's schema; what it refers to is added to `definitions`."""
     schema = model.model_json_schema(by_alias=True)
     for name, inner in schema.pop("$defs", {}).items():
-        known = definitions.setdefault(name, _plain(inner))
+        known = definitions.setdefault(name, _without_titles(inner))
         assert known == inner, f"two classes of the language are called {name}; rename one"
-    return _plain(schema)
+    return _without_titles(schema)
 
 
-def _plain(schema: dict[str, Any]) -> dict[str, Any]:
+def _without_titles(schema: dict[str, Any]) -> dict[str, Any]:
     """Drops the titles that pydantic makes of names: they say nothing that the key does not."""
     schema.pop("title", None)
     for value in schema.get("properties", {}).values():
@@ -80,7 +80,7 @@ def _plain(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def _entry(group: registry.Group, definitions: dict[str, Any]) -> dict[str, Any]:
+def _entry_schema(group: registry.Group, definitions: dict[str, Any]) -> dict[str, Any]:
     kinds = [name for name in registry.names(group) if name in registry.BUILT_IN[group]]
     branches: list[dict[str, Any]] = []
     for name in kinds:
@@ -88,8 +88,8 @@ def _entry(group: registry.Group, definitions: dict[str, Any]) -> dict[str, Any]
             branches.extend(_rules(definitions))
             continue
         key = f"{group}.{name}"
-        definitions[key] = _of(registry.get(group, name).spec, definitions)
-        branches.append({"if": _is("kind", name), "then": {"$ref": f"#/$defs/{key}"}})
+        definitions[key] = _model_schema(registry.get(group, name).spec, definitions)
+        branches.append({"if": _is_kind("kind", name), "then": {"$ref": f"#/$defs/{key}"}})
     return {
         "type": "object",
         "required": ["kind"],
@@ -102,14 +102,14 @@ def _rules(definitions: dict[str, Any]) -> Iterator[dict[str, Any]]:
     rules = [name for name in registry.names("rules") if name in registry.BUILT_IN["rules"]]
     for name in rules:
         key = f"rules.{name}"
-        definitions[key] = _of(registry.get("rules", name).spec, definitions)
-        chosen: dict[str, Any] = {"allOf": [_is("kind", "rule"), _is("rule", name)]}
+        definitions[key] = _model_schema(registry.get("rules", name).spec, definitions)
+        chosen: dict[str, Any] = {"allOf": [_is_kind("kind", "rule"), _is_kind("rule", name)]}
         if name == "python":
             no_rule = {"not": {"required": ["rule"]}, "required": ["function"]}
-            chosen = {"anyOf": [chosen, {"allOf": [_is("kind", "rule"), no_rule]}]}
+            chosen = {"anyOf": [chosen, {"allOf": [_is_kind("kind", "rule"), no_rule]}]}
         yield {"if": chosen, "then": {"$ref": f"#/$defs/{key}"}}
     yield {
-        "if": _is("kind", "rule"),
+        "if": _is_kind("kind", "rule"),
         "then": {
             "anyOf": [{"required": ["rule"]}, {"required": ["function"]}],
             "properties": {"rule": {"description": "Which rule this is.", **_open_choice(rules)}},
@@ -122,13 +122,13 @@ def _open_choice(names: list[str]) -> dict[str, Any]:
     return {"anyOf": [{"enum": names}, {"type": "string"}]}
 
 
-def _is(key: str, value: str) -> dict[str, Any]:
+def _is_kind(key: str, value: str) -> dict[str, Any]:
     return {"required": [key], "properties": {key: {"const": value}}}
 
 
 def _oracle(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    step = definitions["OracleStep"] = _of(OracleStep, definitions)
-    definitions["OracleFunction"] = _of(OracleFunction, definitions)
+    step = definitions["OracleStep"] = _model_schema(OracleStep, definitions)
+    definitions["OracleFunction"] = _model_schema(OracleFunction, definitions)
     arguments = {"anyOf": [{"type": "object"}, {"type": "string", "pattern": r"\{"}]}
     named = {"anyOf": [{"required": ["name"]}, {"required": ["function"]}]}  # a data set's form
     definitions["OracleCalls"] = {

@@ -89,7 +89,7 @@ class Template:
         Raises:
             TemplateError: a constant in that part is not there.
         """
-        text = _called(self._head, values) if self._head is not None else ""
+        text = _render_with(self._head, values) if self._head is not None else ""
         return text[: text.rfind("/") + 1]
 
     def written(self, **values: Any) -> tuple[str, tuple[tuple[int, int], ...]]:
@@ -124,7 +124,7 @@ class Template:
         Raises:
             TemplateError: a name is undefined, or the sandbox refused.
         """
-        return _called(self._text, values)
+        return _render_with(self._text, values)
 
     def value(self, **values: Any) -> Any:
         """The expression's own value where the template is one expression, the rendered text otherwise.
@@ -134,7 +134,7 @@ class Template:
         """
         if self._value is None:
             return self.text(**values)
-        result = _called(self._value, values)
+        result = _render_with(self._value, values)
         if isinstance(result, jinja2.Undefined):
             raise TemplateError(f"{self.source.strip()} is undefined")
         return result
@@ -193,7 +193,7 @@ def _lookup(path: tuple[str, ...]) -> Callable[[Mapping[str, Any]], Any]:
     return follow
 
 
-def _plain(tree: nodes.Template) -> list[str | tuple[str, ...]] | None:
+def _plain_pieces(tree: nodes.Template) -> list[str | tuple[str, ...]] | None:
     """The pieces of a template that is only text and dotted names, else None."""
     pieces: list[str | tuple[str, ...]] = []
     for output in tree.body:
@@ -254,7 +254,7 @@ def _quick(tree: nodes.Template, text: Callable[..., str], value: Callable[..., 
 
     Whatever is not that simple at run time (an attribute of an object, an undefined name) is left to Jinja.
     """
-    pieces = _plain(tree)
+    pieces = _plain_pieces(tree)
     if pieces is None:
         return text, value
     parts = [piece if isinstance(piece, str) else _lookup(piece) for piece in pieces]
@@ -328,7 +328,7 @@ def template_of(source: str, *, key: str, names: Collection[str] | None = None) 
     return template
 
 
-def _called(template: Callable[..., _T], values: Mapping[str, Any]) -> _T:
+def _render_with(template: Callable[..., _T], values: Mapping[str, Any]) -> _T:
     try:
         return template(**values)
     except RlenvError:
@@ -352,17 +352,17 @@ def compile_written(source: str, write: Callable[[Any], str]) -> Callable[..., s
     compile_template(source)
     tree = unbounded.parse(source)
     for output in tree.find_all(nodes.Output):
-        output.nodes = [_written(node) for node in output.nodes]
+        output.nodes = [_mark_written(node) for node in output.nodes]
     render = _rendering(tree)
-    return lambda **values: _called(render, {**values, "_write": write})
+    return lambda **values: _render_with(render, {**values, "_write": write})
 
 
-def _written(node: Any) -> Any:
+def _mark_written(node: Any) -> Any:
     """`node` as `compile_written` writes it: parts that are joined or chosen from each by itself."""
     if isinstance(node, nodes.Concat):
-        node.nodes = [_written(part) for part in node.nodes]
+        node.nodes = [_mark_written(part) for part in node.nodes]
     elif isinstance(node, nodes.CondExpr):
-        node.expr1, node.expr2 = _written(node.expr1), node.expr2 and _written(node.expr2)
+        node.expr1, node.expr2 = _mark_written(node.expr1), node.expr2 and _mark_written(node.expr2)
     elif not isinstance(node, nodes.TemplateData) and meta.find_undeclared_variables(_tree([node])) - {"vars"}:
         return nodes.Call(nodes.Name("_write", "load"), [node], [], None, None)
     return node

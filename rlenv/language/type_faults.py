@@ -21,7 +21,7 @@ from rlenv.language.yamlwords import WORDS
 _MOST = 200
 
 
-def found(value: Any) -> str:
+def describe(value: Any) -> str:
     """A value as a person would name it: `the text "3"`, `3`, `a list`."""
     if isinstance(value, str):
         shown = json.dumps(value if len(value) <= 60 else value[:57] + "...", ensure_ascii=False)
@@ -37,7 +37,7 @@ def found(value: Any) -> str:
     return str(value)
 
 
-def listed(options: Iterable[str], *, most: int = 12) -> str:
+def join_options(options: Iterable[str], *, most: int = 12) -> str:
     """Options for a message: `a, b or c`; at most `most` of them."""
     names = list(options)
     if len(names) > most:
@@ -60,7 +60,7 @@ def unknown_key(document: SourceDocument, path: KeyPath, known: Iterable[str]) -
     """A fault at a key that its mapping does not take."""
     names = tuple(known)
     key = ELSEWHERE.get(".".join(map(str, (*path[:-1:2], path[-1]))), "")
-    near = did_you_mean(str(path[-1]), names, otherwise=f"known keys: {listed(names, most=20)}")
+    near = did_you_mean(str(path[-1]), names, otherwise=f"known keys: {join_options(names, most=20)}")
     hint = f"write it under '{key}'" if key.partition(".")[0] in names else near
     if "endpoint" in names and path[-1] in ("model", "base_url", "api_key"):
         hint = "it belongs to a server: endpoints: {NAME: {base_url: …, model: …}}, and here endpoint: NAME"
@@ -107,7 +107,7 @@ def from_pydantic(error: ValidationError, document: SourceDocument, base: KeyPat
             if kind in ("value_error", "assertion_error"):
                 entry.said = entry.said or str(detail.get("ctx", {}).get("error", detail["msg"]))
                 continue
-            wanted, hint = _expected(detail, entry.value)
+            wanted, hint = _expectation(detail, entry.value)
             hint = WORDS["instead"].get(f"{path[-1] if path else ''}: {wanted}", hint)
             if not hint and wanted == "a mapping":
                 at = path[len(base) :]
@@ -125,7 +125,7 @@ def from_pydantic(error: ValidationError, document: SourceDocument, base: KeyPat
         if entry.said:
             faults.append(document.fault(path, entry.said))
             continue
-        message = f"found {found(entry.value)}; expected {' or '.join(entry.wanted)}"
+        message = f"found {describe(entry.value)}; expected {' or '.join(entry.wanted)}"
         faults.append(document.fault(path, message, next((hint for hint in entry.hints if hint), "")))
     return faults
 
@@ -136,7 +136,7 @@ def _mapping_of(value: Any, name: str, keys: tuple[str, ...]) -> str:
         return f"write it below a name: {{NAME: {{{name}: …}}}}"
     key = next((one for one in WORDS["first_keys"] if one in keys), "") if isinstance(value, str) else ""
     if not key:
-        return f"write a mapping with keys such as: {listed(keys, most=4)}"
+        return f"write a mapping with keys such as: {join_options(keys, most=4)}"
     return f"write {{{key}: {value}}}" if re.fullmatch(r"[\w./-]{1,60}", value) else f"write {{{key}: …}}"
 
 
@@ -166,11 +166,11 @@ def _owner(model: type[Spec], path: KeyPath, document: SourceDocument, base: Key
             current = field.annotation
             is_key = get_origin(current) is Mapping
         specs = _specs_in(current)
-        current = _meant(specs, document.get(at)) if specs else None
+        current = _chosen_class(specs, document.get(at)) if specs else None
     return current if isinstance(current, type) and issubclass(current, Spec) else None
 
 
-def _meant(specs: list[type[Spec]], value: Any) -> type[Spec]:
+def _chosen_class(specs: list[type[Spec]], value: Any) -> type[Spec]:
     """The one of several classes that a mapping says it is, by a key with one word for each (`by: number`)."""
     if isinstance(value, Mapping):
         for spec in specs:
@@ -186,7 +186,7 @@ def _specs_in(annotation: Any) -> list[type[Spec]]:
     return [spec for inner in get_args(annotation) for spec in _specs_in(inner)]
 
 
-def _expected(detail: ErrorDetails, value: Any) -> tuple[str, str]:
+def _expectation(detail: ErrorDetails, value: Any) -> tuple[str, str]:
     """The expected value, and the nearest fix."""
     kind = detail["type"]
     context = detail.get("ctx", {})
@@ -201,7 +201,7 @@ def _expected(detail: ErrorDetails, value: Any) -> tuple[str, str]:
             wanted = str(context.get("expected", detail["msg"]))
             return wanted, f"write {wanted}"
         near = did_you_mean(value, options) if isinstance(value, str) else ""
-        return listed(options, most=30), near or f"write {options[0]}"
+        return join_options(options, most=30), near or f"write {options[0]}"
     if kind == "string_pattern_mismatch":
         pattern = str(context.get("pattern", ""))
         plain = unicodedata.normalize("NFKD", str(value).lower()).encode("ascii", "ignore").decode()

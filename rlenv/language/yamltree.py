@@ -196,9 +196,9 @@ class _Reader:
                 self._close(event)
         root = self._root
         if self._is_override:
-            return root if root is not None else Node(None, self._at(1, 1))
+            return root if root is not None else Node(None, self._span_at(1, 1))
         if root is None or root.value is None:
-            self._fail(self._at(1, 1), "the file is empty", "start with 'rlenv: 1' and 'name: my-env'")
+            self._fail(self._span_at(1, 1), "the file is empty", "start with 'rlenv: 1' and 'name: my-env'")
         if not isinstance(root.value, dict):
             kind = "a list" if isinstance(root.value, list) else "a single value"
             self._fail(root.span, f"found {kind}; expected a mapping of keys", "start with 'rlenv: 1'")
@@ -213,7 +213,7 @@ class _Reader:
         except yaml.reader.ReaderError as error:
             lines = YAML_BREAK.split(self._source.text[: error.position])
             code = error.character if isinstance(error.character, int) else ord(error.character)
-            span = self._at(len(lines), len(lines[-1]) + 1)
+            span = self._span_at(len(lines), len(lines[-1]) + 1)
             message = f"found the character U+{code:04X}, which YAML does not allow"
             self._fail(span, message, "remove it, or write it as an escape in double quotes")
         except yaml.MarkedYAMLError as error:
@@ -224,14 +224,14 @@ class _Reader:
                 message = f"found a quoted text that opens here and closes on line {last}, before more text"
                 self._fail(quoted, message, "close the quote where the text ends")
             if mark is None:
-                self._fail(self._at(1, 1), message, hint)
+                self._fail(self._span_at(1, 1), message, hint)
             for number in (mark.line, mark.line + 1):  # it is told at the line below where a key goes on
-                if match := _WIDE_SPACE.match(self._at(number, 1).quote(number)):
+                if match := _WIDE_SPACE.match(self._span_at(number, 1).quote(number)):
                     message = f"found the space U+{ord(match[1]):04X} in front of a line; YAML indents with plain ones"
-                    self._fail(self._at(number, match.start(1) + 1), message, "replace it with spaces")
+                    self._fail(self._span_at(number, match.start(1) + 1), message, "replace it with spaces")
             self._refuse(mark, message, hint)
         except yaml.YAMLError as error:
-            self._fail(self._at(1, 1), f"it cannot be read as YAML: {error}", "")
+            self._fail(self._span_at(1, 1), f"it cannot be read as YAML: {error}", "")
         except (ValueError, OverflowError, IndexError) as error:
             # PyYAML lets some broken escapes through to chr() and int().
             assert loader is not None
@@ -360,13 +360,13 @@ class _Reader:
             self._file, start.line + 1, start.column + 1, self._base, start.index, end.index, style, self._source
         )
 
-    def _at(self, line: int, column: int) -> Span:
+    def _span_at(self, line: int, column: int) -> Span:
         if self._is_override:
             return Span(self._file, 0, 0, self._base)
         return Span(self._file, line, column, self._base, source=self._source)
 
     def _refuse(self, mark: yaml.Mark, message: str, hint: str) -> Never:
-        self._fail(self._at(mark.line + 1, mark.column + 1), message, hint)
+        self._fail(self._span_at(mark.line + 1, mark.column + 1), message, hint)
 
     def _fail(self, span: Span, message: str, hint: str = "", path: str = "") -> Never:
         raise SpecError([span.fault(path, message, hint)])

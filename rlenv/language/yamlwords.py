@@ -51,7 +51,7 @@ def rename(root: Node) -> None:
         SpecError: a file has both names in one mapping.
     """
     for place, words in FORMER.items():
-        for path, node in _at(root, place.split("."), ()):
+        for path, node in _mappings_at(root, place.split("."), ()):
             assert isinstance(node.value, dict)
             held: dict[str, Node] = {}
             for key, child in node.value.items():
@@ -71,7 +71,7 @@ def former_names(place: str, kind: str) -> dict[str, str]:
     return {name: was for words in found for was, name in words.items()}
 
 
-def _at(node: Node, parts: list[str], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Node]]:
+def _mappings_at(node: Node, parts: list[str], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Node]]:
     """The mappings at a place of `FORMER`, with their paths."""
     if not parts:
         if isinstance(node.value, dict):
@@ -80,9 +80,8 @@ def _at(node: Node, parts: list[str], path: tuple[str, ...]) -> Iterator[tuple[t
     name, _, kinds = parts[0].partition(":")
     for key, child in parts_of(node.value):
         if name in (key, "*") and (not kinds or _kind(child.value) in kinds.split("|")):
-            yield from _at(child, parts[1:], (*path, str(key)))
+            yield from _mappings_at(child, parts[1:], (*path, str(key)))
 
 
 def _kind(value: Any) -> Any:
-    named = [value[key].value for key in ("rule", "kind") if key in value] if isinstance(value, dict) else []
-    return named[0] if named else ""
+    return next((value[key].value for key in ("rule", "kind") if key in value), "") if isinstance(value, dict) else ""

@@ -128,13 +128,13 @@ class PythonResource:
         known: Mapping[str, Any] = {"task": context.task, "seed": context.seed, "vars": context.vars}
         given = {name: known[name] for name in self.parameters}
         async with AsyncExitStack() as stack:
-            yield await self._entered(given, stack)
+            yield await self._open_value(given, stack)
 
-    async def _entered(self, given: Mapping[str, Any], stack: AsyncExitStack) -> Any:
+    async def _open_value(self, given: Mapping[str, Any], stack: AsyncExitStack) -> Any:
         function = self.function
-        with self._named():
+        with self._as_resource_error():
             if self.is_copied:
-                return await self._blocking(lambda: self._copied(given))
+                return await self._blocking(lambda: self._copy_folder(given))
             if inspect.isasyncgenfunction(function):
                 return await self._async_manager(asynccontextmanager(function)(**given), stack)
             if inspect.isgeneratorfunction(function):
@@ -149,7 +149,7 @@ class PythonResource:
                 return await self._manager(made, stack)
             return made
 
-    def _copied(self, given: Mapping[str, Any]) -> Any:
+    def _copy_folder(self, given: Mapping[str, Any]) -> Any:
         with self._making:
             if not self._made:
                 self._made.append(lent(self.function(**given)))
@@ -160,7 +160,7 @@ class PythonResource:
         value = await host.open()
 
         async def close() -> None:
-            with self._logged():
+            with self._log_errors():
                 async with asyncio.timeout(_CLOSE_S):
                     await host.aclose()
 
@@ -179,12 +179,12 @@ class PythonResource:
                 manager.__exit__(None, None, None)
 
         def leave_late() -> None:
-            with self._logged():
+            with self._log_errors():
                 leave()
 
         async def close() -> None:
             if entered:
-                with self._logged():
+                with self._log_errors():
                     async with asyncio.timeout(_CLOSE_S):
                         await self._blocking(leave)
 
@@ -209,7 +209,7 @@ class PythonResource:
         return job.outcome()
 
     @contextlib.contextmanager
-    def _named(self) -> Iterator[None]:
+    def _as_resource_error(self) -> Iterator[None]:
         try:
             yield
         except EpisodeError:
@@ -219,7 +219,7 @@ class PythonResource:
             raise ResourceError(message) from error
 
     @contextlib.contextmanager
-    def _logged(self) -> Iterator[None]:
+    def _log_errors(self) -> Iterator[None]:
         # The episode is over and its reward stands; what was opened before this still has to be closed.
         try:
             yield

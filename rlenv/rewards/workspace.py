@@ -30,7 +30,7 @@ from rlenv.language.expressions import expected_of
 from rlenv.language.kinds import Kind
 from rlenv.language.spec import Float, Spec, Text
 from rlenv.language.templates import TemplateError, template_of
-from rlenv.language.type_faults import found as named
+from rlenv.language.type_faults import describe
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.rule import compile_for_context
 from rlenv.rewards.steps import SteppedSpec, ran_in_shell, stepped
@@ -429,7 +429,7 @@ def _compile(name: str, spec: WorkspaceTestsSpec, context: TermCompileContext) -
             raise RewardError("log: the row names no test")
         rest: dict[str, Any] = {key: str(row[key]) for key in _BY_ROW[:4]}
         if expected := expected_of("time_s", time_s := row["time_s"]):
-            raise RewardError(f"time_s: the row gives {named(time_s)}; expected {expected}")
+            raise RewardError(f"time_s: the row gives {describe(time_s)}; expected {expected}")
         rest |= {"exclude": _listed("exclude", row["exclude"] or ())} | ({"time_s": float(time_s)} if time_s else {})
         return RowTests(folder=folder, keep=kept, names=(mend, stay), **rest)
 

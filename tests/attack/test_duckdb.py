@@ -18,7 +18,7 @@ import pytest
 from rlenv.errors import ResourceError, ToolFailed
 from rlenv.resources.base import ResourceContext
 from rlenv.resources.sql import Rows
-from rlenv.resources.sql._duckdb_engine import _converted
+from rlenv.resources.sql._duckdb_engine import _convert_error
 from rlenv.resources.sql.duckdb import workers
 from rlenv.resources.sql.resource import Database
 from tests.resources.sql.engines import DUCKDB, at_work, needs_duckdb
@@ -231,7 +231,7 @@ def test_a_full_disk_at_the_end_of_a_transaction_is_nobodys_statement(kind: str,
 
     for number, expected in ((errno.ENOSPC, ResourceError), (errno.EIO, ResourceError), (errno.EFBIG, ToolFailed)):
         said = f'{before}Could not write file "/copy/t.duckdb.wal": {os.strerror(number)}'
-        assert type(_converted(getattr(duckdb, kind)(said), "/copy/t.duckdb")) is expected
+        assert type(_convert_error(getattr(duckdb, kind)(said), "/copy/t.duckdb")) is expected
 
 
 @pytest.mark.parametrize("sql", ["SELECT error('{}')", "INSERT INTO u VALUES ('{}')"])

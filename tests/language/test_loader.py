@@ -10,7 +10,7 @@ from rlenv.errors import SpecError
 from rlenv.language.document import read_source
 from rlenv.language.loader import load_spec
 from rlenv.language.schema import json_schema
-from rlenv.language.type_faults import ELSEWHERE, found, listed
+from rlenv.language.type_faults import ELSEWHERE, describe, join_options
 from rlenv.language.yamlwords import FORMER
 from rlenv.tools.calculator import CalculatorSpec
 
@@ -253,7 +253,7 @@ def test_a_fault_names_what_was_found_what_was_expected_and_the_nearest_fix(
     ],
 )
 def test_a_value_is_named_as_a_person_would(value: object, name: str) -> None:
-    assert found(value) == name
+    assert describe(value) == name
 
 
 @pytest.mark.parametrize(
@@ -268,6 +268,6 @@ def test_a_value_is_named_as_a_person_would(value: object, name: str) -> None:
     ],
 )
 def test_options_are_listed_up_to_a_number(count: int, most: int, shown: str) -> None:
-    assert listed("abcdef"[:count], most=most) == shown
-    assert listed(map(str, range(12))).endswith("10 or 11")
-    assert listed(map(str, range(13))).endswith("11 and 1 more")
+    assert join_options("abcdef"[:count], most=most) == shown
+    assert join_options(map(str, range(12))).endswith("10 or 11")
+    assert join_options(map(str, range(13))).endswith("11 and 1 more")

@@ -104,7 +104,7 @@ def _schema(raw: duckdb.DuckDBPyConnection) -> str:
     return "\n".join(row[0].strip() for row in tables + views)
 
 
-def _words(raw: duckdb.DuckDBPyConnection) -> list[str]:
+def _schema_names(raw: duckdb.DuckDBPyConnection) -> list[str]:
     """The names of tables and columns; of very many the first."""
     found = raw.execute("SELECT table_name, column_name FROM duckdb_columns() WHERE NOT internal").fetchall()
     return list(dict.fromkeys(word for row in found for word in row))[:_MAX_WORDS]
@@ -134,9 +134,9 @@ class DuckdbStatements:
             self._close_copy()
             return Rows((), []).as_json(), None
         try:
-            raw = self._opened(path, may_write=may_write)
+            raw = self._open_cached(path, may_write=may_write)
             if asked["op"] == "describe":
-                return {"schema": _schema(raw), "words": _words(raw)}, None
+                return {"schema": _schema(raw), "words": _schema_names(raw)}, None
             connection = raw if may_write else raw.cursor()
             try:
                 found = _Statement(asked).run(connection)
@@ -150,7 +150,7 @@ class DuckdbStatements:
         except (duckdb.Error, duckdb.Warning) as error:
             if isinstance(error, duckdb.IOException | duckdb.FatalException | duckdb.InternalException):
                 self._forget(path, may_write=may_write)
-            raise _converted(error, path) from error
+            raise _convert_error(error, path) from error
         except _Temporary:
             self._close_copy()
             raise ToolFailed("what is TEMP is not kept from statement to statement; leave the word out") from None
@@ -167,7 +167,7 @@ class DuckdbStatements:
             if not isinstance(error, duckdb.TransactionException):  # there is none: it had not begun
                 self._close_copy()
 
-    def _opened(self, path: str, *, may_write: bool) -> duckdb.DuckDBPyConnection:
+    def _open_cached(self, path: str, *, may_write: bool) -> duckdb.DuckDBPyConnection:
         if may_write:
             if self._copy is None:
                 self._copy, self._copy_path = _connect(Path(path), may_write=True), path
@@ -230,14 +230,14 @@ class _Statement:
         """
         import duckdb
 
-        statement = self._parsed(raw)
+        statement = self._parse_statement(raw)
         watch = threading.Thread(target=self._watch, args=(raw,), daemon=True)
         watch.start()
         try:
             if self._may_write:
                 raw.begin()
             raw.execute(statement)
-            found = self._fetched(raw, writes=statement.type.name in _WRITES)
+            found = self._fetch_rows(raw, writes=statement.type.name in _WRITES)
             if statement.type.name == "CREATE" and raw.execute(_TEMPORARY).fetchone() is not None:
                 raise _Temporary
             if self._may_write:
@@ -258,14 +258,14 @@ class _Statement:
             if wait <= 0 or time.monotonic() >= self._until:
                 raw.interrupt()
 
-    def _parsed(self, raw: duckdb.DuckDBPyConnection) -> duckdb.Statement:
+    def _parse_statement(self, raw: duckdb.DuckDBPyConnection) -> duckdb.Statement:
         if (found := _NEVER.search(self._sql)) is not None:
             raise ToolFailed(f"{found[0].rstrip('(').strip()[:40]} is not allowed")
-        statement = self._only(raw, self._sql)
+        statement = self._single_statement(raw, self._sql)
         kind = statement.type.name
         if kind == "EXPLAIN" and (rest := _EXPLAIN.match(self._sql)) is not None:
             # It runs what it explains where it is told to, of whatever kind that is.
-            kind = self._only(raw, self._sql[rest.end() :]).type.name
+            kind = self._single_statement(raw, self._sql[rest.end() :]).type.name
         if kind not in _READS - {"EXPLAIN"} and not (self._may_write and kind in _WRITES):
             allowed = "" if self._may_write else "; the database is read only"
             word = "this statement" if kind in ("MULTI", "INVALID") else kind.replace("_", " ")
@@ -274,7 +274,7 @@ class _Statement:
             raise ToolFailed("the statement has a placeholder (?); write the value itself")
         return statement
 
-    def _only(self, raw: duckdb.DuckDBPyConnection, sql: str) -> duckdb.Statement:
+    def _single_statement(self, raw: duckdb.DuckDBPyConnection, sql: str) -> duckdb.Statement:
         found = raw.extract_statements(sql)
         if not found:
             raise ToolFailed("the statement is empty")
@@ -282,7 +282,7 @@ class _Statement:
             raise ToolFailed("found several statements; one is run at a time")
         return found[0]
 
-    def _fetched(self, raw: duckdb.DuckDBPyConnection, *, writes: bool) -> Rows:
+    def _fetch_rows(self, raw: duckdb.DuckDBPyConnection, *, writes: bool) -> Rows:
         described = raw.description or []
         columns = columns_of(column[0] for column in described)
         for name, kind, *_ in described:
@@ -328,12 +328,12 @@ class _Budget:
                 self.left -= cell_size(name)
                 found[name] = self.json(item)
             return found
-        value = _plain(cell)
+        value = _plain_cell(cell)
         self.left -= cell_size(value)
         return value
 
 
-def _plain(cell: Any) -> Any:
+def _plain_cell(cell: Any) -> Any:
     if cell is None or isinstance(cell, str | bool):
         return cell
     if isinstance(cell, int):
@@ -349,7 +349,7 @@ def _plain(cell: Any) -> Any:
     return str(cell)
 
 
-def _converted(error: duckdb.Error | duckdb.Warning, path: str) -> ToolFailed | ResourceError:
+def _convert_error(error: duckdb.Error | duckdb.Warning, path: str) -> ToolFailed | ResourceError:
     import duckdb
 
     message = re.sub(r"\s+", " ", str(error)[:10_000].partition("\n\nLINE ")[0]).strip()

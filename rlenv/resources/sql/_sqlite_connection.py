@@ -65,7 +65,7 @@ _PLAIN_WRITES: Final = frozenset((sqlite3.SQLITE_DELETE, sqlite3.SQLITE_INSERT, 
 _MAX_TOLD = 10_000
 
 
-def _primed(rowid: int, changes: int) -> tuple[str, ...]:
+def _priming_statements(rowid: int, changes: int) -> tuple[str, ...]:
     numbers = f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {min(changes, _MAX_TOLD)})"
     return (
         "CREATE TEMP TABLE rlenv_start (a)",
@@ -166,7 +166,7 @@ class SqliteConnection:
 
     def prime(self, rowid: int, changes: int) -> None:
         """Makes `last_insert_rowid()` and `changes()` give these from now on (of changes no more than can be told)."""
-        for statement in _BEGIN if not rowid and not changes else _primed(rowid, changes):
+        for statement in _BEGIN if not rowid and not changes else _priming_statements(rowid, changes):
             self._own(statement)
 
     def last(self) -> tuple[int, int]:
@@ -254,7 +254,7 @@ class SqliteConnection:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             if self._is_slow or (self._is_quick and (code in _NOT_FOR_THE_LOOP or type(error) is sqlite3.DataError)):
                 raise NotQuick from None
-            raise self._converted(error) from error
+            raise self._convert_error(error) from error
         except MemoryError as error:
             if self._is_quick:
                 raise NotQuick from None
@@ -355,7 +355,7 @@ class SqliteConnection:
         self._is_slow = self._is_quick
         return sqlite3.SQLITE_DENY if self._is_quick else sqlite3.SQLITE_OK
 
-    def _converted(self, error: Exception) -> ToolFailed | ResourceError:
+    def _convert_error(self, error: Exception) -> ToolFailed | ResourceError:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code == sqlite3.SQLITE_INTERRUPT:
             is_own_work = time.process_time() > self._cpu_until

@@ -30,14 +30,14 @@ class SqliteStatements:
         """The answer to a statement, and the image of a copy that it changed."""
         try:
             if asked["may_write"]:
-                return self._written(asked, fd)
+                return self._run_on_copy(asked, fd)
             return _run(self._shared(asked, fd), asked).as_json(), None
         except sqlite3.Error as error:  # of what is done around the statement
             found = f"the database cannot be read: {error}"[:300]
             # A private copy was whole when its episode got it.
             raise (ToolFailed(found) if asked["may_write"] else ResourceError(found)) from error
 
-    def _written(self, asked: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], bytes | None]:
+    def _run_on_copy(self, asked: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], bytes | None]:
         copy = self._private(asked, fd)
         self._copy_key = ""
         try:
@@ -60,7 +60,7 @@ class SqliteStatements:
             while len(self._open) >= _MAX_FILES:
                 self._open.pop(next(iter(self._open))).close()
             with told_as(ResourceError, "the database cannot be opened:", sqlite3.Error):
-                raw = _opened(fd) if fd is not None else sqlite3.connect(asked["file"], uri=True, cached_statements=0)
+                raw = _load(fd) if fd is not None else sqlite3.connect(asked["file"], uri=True, cached_statements=0)
                 found = SqliteConnection(raw, may_write=False)
         self._open[asked["key"]] = found
         return found
@@ -73,12 +73,12 @@ class SqliteStatements:
             self._copy = None
         if fd is None:
             raise ResourceError("the image of the database did not come with the statement")
-        self._copy = SqliteConnection(_opened(fd), may_write=True, max_bytes=asked["max_bytes"])
+        self._copy = SqliteConnection(_load(fd), may_write=True, max_bytes=asked["max_bytes"])
         self._copy.prime(asked["rowid"], asked["changes"])
         return self._copy
 
 
-def _opened(fd: int) -> sqlite3.Connection:
+def _load(fd: int) -> sqlite3.Connection:
     raw = sqlite3.connect(":memory:", cached_statements=0)
     raw.deserialize(read(fd))
     return raw

@@ -101,7 +101,7 @@ class SqliteFile:
             if not is_copied:
                 state = path.stat()
                 self.version = (str(path.resolve()), state.st_mtime_ns, state.st_size)
-            with closing(_built(path) if is_script else sqlite3.connect(_address(path), uri=True)) as raw:
+            with closing(_build_image(path) if is_script else sqlite3.connect(_address(path), uri=True)) as raw:
                 self.schema = _schema(raw)
                 if is_script or is_copied:
                     self.image = raw.serialize()
@@ -211,7 +211,7 @@ def _address(path: Path) -> str:
     return f"{path.absolute().as_uri()}?mode=ro{'' if has_log else '&immutable=1'}"
 
 
-def _built(script: Path) -> sqlite3.Connection:
+def _build_image(script: Path) -> sqlite3.Connection:
     """A database in memory from a script, which reaches no other file: a row may name it."""
     with ExitStack() as unless_built:
         raw = unless_built.enter_context(closing(sqlite3.connect(":memory:")))

@@ -104,11 +104,11 @@ class Database:
                     if self._is_closed:  # this statement was left behind
                         await self._opened.close()
         except ToolFailed as error:
-            error.text = self._hinted(error.text)
+            error.text = self._add_hint(error.text)
             error.args = (error.text,)
             raise
 
-    def _hinted(self, message: str) -> str:
+    def _add_hint(self, message: str) -> str:
         found = self._engine.missing(message)
         if found is None:
             return message
@@ -210,9 +210,9 @@ class SqlResource:
         except (TemplateError, RefusedPath) as error:
             told = f"resource '{self.name}': its path cannot be filled in: {error}"
             raise ResourceError(told, reason="task") from error
-        return self._new(written, path)
+        return self._add_source(written, path)
 
-    def _new(self, written: str, path: Path) -> Any:
+    def _add_source(self, written: str, path: Path) -> Any:
         source = self.engine.source(path)
         if len(self._sources) >= _MAX_SOURCES:
             self.engine.forget(self._sources.popitem(last=False)[1])
@@ -316,7 +316,7 @@ class SqlWorkers:
         limits = request.limits
         try:
             answer = await self.pool.run(
-                lambda process: _asked(process, request),
+                lambda process: _ask_worker(process, request),
                 until=limits.deadline,
                 key=request.key,
                 is_urgent=limits.is_urgent,
@@ -331,10 +331,10 @@ class SqlWorkers:
                 raise EngineRaised(str(error)) from error
             message = f"a process for SQL did not start: {error}"
             raise ToolFailed(message, reason="worker", retryable=True) from error
-        return _checked(answer)
+        return _raise_failure(answer)
 
 
-async def _asked(process: Process, request: StatementRequest) -> WorkerAnswer:
+async def _ask_worker(process: Process, request: StatementRequest) -> WorkerAnswer:
     image = request.image if process.holds != request.key else None
     async with contextlib.nullcontext() if image is None else image() as fd:
         left = left_s()
@@ -366,7 +366,7 @@ def _failure(error: Gone) -> ToolFailed:
     return ToolFailed("the process of the query was ended", reason="worker", retryable=True, details=details)
 
 
-def _checked(answer: WorkerAnswer) -> WorkerAnswer:
+def _raise_failure(answer: WorkerAnswer) -> WorkerAnswer:
     reply = answer.reply
     if "lost" in reply:
         raise ResourceError(reply["lost"])

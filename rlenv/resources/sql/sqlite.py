@@ -55,10 +55,10 @@ class SqliteCopy:
 
     async def run(self, sql: str, limits: StatementLimits) -> Rows:
         """The rows of one statement."""
-        found = self._tried(sql, limits)
+        found = self._run_on_loop(sql, limits)
         return await self._in_worker(sql, limits) if found is None else found
 
-    def _tried(self, sql: str, limits: StatementLimits) -> Rows | None:
+    def _run_on_loop(self, sql: str, limits: StatementLimits) -> Rows | None:
         """The rows of a plain statement that ran on the event loop, or None."""
         own = self._own
         if own is None or not self.about.is_quick or not (kind := files.plainness(sql)):
@@ -122,7 +122,7 @@ class SqliteCopy:
         try:
             if self._own is not None and not reply["has_new_schema"]:
                 last = (reply["rowid"], reply["changes"])
-                own = await files.off_the_loop(lambda: _opened(fd, last), size=size)
+                own = await files.off_the_loop(lambda: _open_image(fd, last), size=size)
         except BaseException:
             os.close(fd)
             raise
@@ -149,7 +149,7 @@ class SqliteCopy:
         self._leave()
 
 
-def _opened(fd: int, last: tuple[int, int]) -> SqliteConnection:
+def _open_image(fd: int, last: tuple[int, int]) -> SqliteConnection:
     raw = sqlite3.connect(":memory:", check_same_thread=False, cached_statements=0)
     raw.deserialize(read(fd))
     connection = SqliteConnection(raw, may_write=True, is_quick=True)

@@ -22,7 +22,7 @@ from rlenv.language.dialect import ByRow
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Int, ResourceSpec, Text
 from rlenv.language.templates import TemplateError, compile_value, template_of, texts_at
-from rlenv.language.type_faults import found
+from rlenv.language.type_faults import describe
 from rlenv.resources.base import ResourceContext
 from rlenv.tools._bubblewrap import UNSEEN
 from rlenv.tools._process import is_disk_full
@@ -420,8 +420,9 @@ class WorkspaceResource:
         except ResourceError as error:
             if isinstance(error.__cause__, ValidationError):
                 wrong = error.__cause__.errors()[0]
-                said = f"a row gives {found(wrong['input'])}; expected {wrong['msg'].removeprefix('Input should be ')}"
-                raise UsageError(said, key=str(wrong["loc"][0])) from error
+                expected = wrong["msg"].removeprefix("Input should be ")
+                message = f"a row gives {describe(wrong['input'])}; expected {expected}"
+                raise UsageError(message, key=str(wrong["loc"][0])) from error
         with contextlib.suppress(TemplateError, RefusedPath, ResourceError, OSError):  # the episode says so
             for source in (self.source("image", task, vars), self.source("tests_image", task, vars)):
                 if isinstance(source, str) or (source is not None and (source / "Dockerfile").is_file()):
