@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlenv.runs.figures import clustered_counts, mean_interval, pass_curve
-from rlenv.runs.figures.change import agreeing, paired_change, sign_flips
+from rlenv.runs.figures.change import fit_to_p, paired_change, sign_flips
 from rlenv.tasks.rows import seed_of
 
 RATES = (0.5, 0.2, 0.8, 0.95, 0.98)
@@ -129,7 +129,7 @@ def seeded(world: str, tasks: int, samples: int, *, sims: int) -> tuple[float, f
         held += low <= 0.5 <= high
         values = before.ravel(), after.ravel(), places
         p = sign_flips(*values).p
-        change = agreeing(paired_change(*values, is_share=True), p)
+        change = fit_to_p(paired_change(*values, is_share=True), p)
         significant += p < 0.05
         apart += change.low is not None and change.high is not None and not change.low <= 0 <= change.high
     return held / sims, significant / sims, apart / sims

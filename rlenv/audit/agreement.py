@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import StatisticsError, linear_regression
 
 from rlenv._base.bounded import grouped
-from rlenv.runs.figures.rewards import Estimate, between, spearmans_rho, table_of
+from rlenv.runs.figures.rewards import Estimate, agreement_of, spearmans_rho, table_of
 from rlenv.trajectory import TermResult, Trajectory
 
 Pairs = Sequence[tuple[float, float]]
@@ -213,7 +213,7 @@ def _beside(episodes: Sequence[Trajectory], judge: str, other: str) -> Disagreem
     high = sorted((one for one in failed if one.value >= _HIGH), key=lambda one: -one.value)
     low = sorted((one for one in passed if one.value < _HIGH), key=lambda one: one.value)
     passes, is_high = [float(one.verified >= 1) for one in found], [float(one.value >= _HIGH) for one in found]
-    agreed = between(other, passes, judge, is_high, [(one.split, one.task_index) for one in found])
+    agreed = agreement_of(other, passes, judge, is_high, [(one.split, one.task_index) for one in found])
     return Disagreement(
         judge=judge,
         against=other,

@@ -19,7 +19,7 @@ from rlenv.cli.terminal import write, write_error, write_json
 from rlenv.errors import UsageError, disk_told
 from rlenv.runs.folder import is_run, read_info
 from rlenv.runs.locks.lock import Lock, diff, last_of, locks_of
-from rlenv.runs.usage import as_prices, tokens_said
+from rlenv.runs.usage import as_prices, tokens_text
 
 if TYPE_CHECKING:
     from rlenv.runs.figures.snapshot import Snapshot
@@ -46,20 +46,20 @@ class CompareCommand(Options):
 
     def execute(self) -> int:
         """Exit code 1 where success is worse than asked for, 2 where the runs are not of the same tasks."""
-        from rlenv.runs.figures.paired import compared, pilot
+        from rlenv.runs.figures.paired import compare_runs, pilot_counts
 
         if self.min_change is not None and not -1 <= self.min_change <= 1:
             raise UsageError("--min-change is between -1 and 1")
         if self.power is not None and not 0 < self.power < 1:
             raise UsageError("--power is between 0 and 1", hint="0.05 is five points")
         a, b = _rows_of(self.a), _rows_of(self.b)
-        found: dict[str, Any] = {"a": self.a, "b": self.b, "lock": _locks(self.a, self.b), **compared(a, b)}
+        found: dict[str, Any] = {"a": self.a, "b": self.b, "lock": _locks(self.a, self.b), **compare_runs(a, b)}
         if not found["pairs"]:
             raise UsageError(f"{self.a} and {self.b} share no task", hint="runs of one spec and split do")
         if found["unlike"] and not self.anyway:
             raise UsageError(f"these are not two runs of the same tasks: {found['unlike']}", hint=_ANYWAY)
         if self.power is not None:
-            found["power"] = {"difference": self.power, "tasks": [asdict(one) for one in pilot(a, b, self.power)]}
+            found["power"] = {"difference": self.power, "tasks": list(map(asdict, pilot_counts(a, b, self.power)))}
         problem = _problem(found["success"], self.min_change)
         found["problem"] = problem
         if self.json:
@@ -163,7 +163,7 @@ def show_power(power: dict[str, Any], *, is_text: bool) -> None:
     if "rate" in power:
         _show_ways(power, is_text=is_text)
         return
-    rows = [(str(one["k"]), tokens_said(one["paired"]), tokens_said(one["unpaired"])) for one in power["tasks"]]
+    rows = [(str(one["k"]), tokens_text(one["paired"]), tokens_text(one["unpaired"])) for one in power["tasks"]]
     if is_text:
         for k, paired, unpaired in rows:
             write(f"  k {k}: {paired} played by both; or {unpaired} in each run, if they are others\n")
@@ -175,7 +175,7 @@ def _show_ways(power: dict[str, Any], *, is_text: bool) -> None:
     """The tasks of each of two runs over other tasks, for a rise and for a fall; a run of both takes the larger."""
     rate, by = power["rate"], power["difference"]
     ends = {"rise": f"a rise to {figure(rate + by)}", "fall": f"a fall to {figure(rate - by)}"}
-    ways = {said: [tokens_said(one["unpaired"]) for one in power[way]] for way, said in ends.items() if way in power}
+    ways = {said: [tokens_text(one["unpaired"]) for one in power[way]] for way, said in ends.items() if way in power}
     rows = list(zip((str(one["k"]) for one in power["tasks"]), *ways.values(), strict=True))
     if is_text:
         for k, *counts in rows:
@@ -249,7 +249,7 @@ class PlanCommand(Options):
 
     def execute(self) -> int:
         """Exit code 0."""
-        from rlenv.runs.figures.change import TaskCounts, needed, spread_of_rate
+        from rlenv.runs.figures.change import TaskCounts, spread_of_rate, tasks_needed
 
         if not 0 < self.difference < 1:
             raise UsageError("D is between 0 and 1", hint="0.05 is five points")
@@ -270,7 +270,7 @@ class PlanCommand(Options):
         for way, rate in (("rise", before.mean + self.difference), ("fall", before.mean - self.difference)):
             if -1e-9 <= rate <= 1 + 1e-9:  # one that is beyond has no variance
                 after = spread_of_rate(min(1.0, max(0.0, rate)), before.icc or 0.0) if before.of(1) else before
-                ways[way] = needed(self.k, difference=self.difference, runs=(before, after))
+                ways[way] = tasks_needed(self.k, difference=self.difference, runs=(before, after))
         if not ways:
             hint = "name a smaller D"
             raise UsageError(f"no rate lies {self.difference:g} above or below {before.mean:g}", hint=hint)

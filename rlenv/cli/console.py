@@ -26,7 +26,7 @@ from rlenv.cli.options import Options, option
 from rlenv.cli.terminal import say
 from rlenv.errors import UnknownEntry, UsageError
 from rlenv.runs import usage
-from rlenv.runs.usage import Prices, Spending, as_prices, money, notes_of, spending_line, tokens_said
+from rlenv.runs.usage import Prices, Spending, as_prices, money, notes_of, spending_line, tokens_text
 
 __all__ = ["Console", "WithPrices", "WithReader", "counting", "endpoint_at", "show_spending", "show_spending_line"]
 
@@ -231,8 +231,8 @@ def endpoint_at(
 
 
 def counting(prices: str | Prices | None = None) -> AbstractContextManager[Callable[[], Spending]]:
-    """Counts what the block asks of models (`rlenv.runs.usage.counting`), and says it where the block raises."""
-    return usage.counting(as_prices(prices), say)
+    """Counts what the block asks of models (`rlenv.runs.usage.count_spending`), and says it where the block raises."""
+    return usage.count_spending(as_prices(prices), say)
 
 
 def show_spending(console: Console, spending: Spending) -> None:
@@ -244,7 +244,7 @@ def show_spending(console: Console, spending: Spending) -> None:
     for column in table.columns[:8]:
         column.no_wrap = True
     for one in spending.roles:
-        tokens = [tokens_said(count) for count in (one.prompt_tokens, one.completion_tokens)]
+        tokens = [tokens_text(count) for count in (one.prompt_tokens, one.completion_tokens)]
         counts = [f"{one.requests:,}", f"{one.failed:,}", *tokens]
         name, model = escape(one.role), escape(one.model)
         table.add_row(

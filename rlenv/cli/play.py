@@ -29,7 +29,7 @@ from rlenv.errors import UsageError
 from rlenv.messages import Message, Sampled
 from rlenv.policies.base import Policy, PolicyContext, PolicySession, SessionAround
 from rlenv.runs.stage import KEY_VARIABLE, NAMES, Actor, PolicyChoice, Stage, actor_of
-from rlenv.runs.usage import spent
+from rlenv.runs.usage import spending_of
 from rlenv.trajectory import Trajectory
 
 _KINDS: Final = ("you", "oracle", "random", "script", "openai", "hf")
@@ -133,8 +133,8 @@ async def _run(
 ) -> int:
     facts, lane = {"split": episode.split, "task": args.task}, stage.lane
     with stage.open(environment, actor, facts, seed=episode.seed) as out, entered(lane and lane(0)):
-        trajectory = await stage.stoppable(_play(actor.policy, environment, episode, console))
-        show_spending(console, spent([trajectory], prices=stage.costs))
+        trajectory = await stage.run_stoppable(_play(actor.policy, environment, episode, console))
+        show_spending(console, spending_of([trajectory], prices=stage.costs))
         if out is not None:
             id = out.append(trajectory, stage.facts_of(trajectory, mode=actor.mode))
             if id:

@@ -33,13 +33,13 @@ from rlenv.runs.cassettes import Player
 from rlenv.runs.events import Reel, is_recorded
 from rlenv.runs.folder import KeptRun, read_info
 from rlenv.runs.locks.lock import FOLDER, changed_since, lock_of, read_lock
-from rlenv.runs.recorded import whole_groups, with_ids
+from rlenv.runs.recorded import episodes_with_ids, whole_groups
 from rlenv.runs.replay import Replayed, replay
 from rlenv.runs.schema import Facts
 from rlenv.runs.stage import Stage
 from rlenv.runs.summary import Difference, GroupSummary, compare, summarise
-from rlenv.runs.usage import Spending, as_prices, cost_of, spending_line, spent
-from rlenv.runs.variants import Weights, varied
+from rlenv.runs.usage import Spending, as_prices, cost_of, spending_line, spending_of
+from rlenv.runs.variants import Weights, reweigh
 from rlenv.secrets import leave_open
 
 
@@ -60,7 +60,7 @@ class ReplayCommand(WithSet, WithPrices):
     def execute(self) -> int:
         """Exit code 1 where an episode came out differently, or none could be played."""
         prices = as_prices(self.prices)
-        episodes = with_ids(self.file, self.n)
+        episodes = episodes_with_ids(self.file, self.n)
         before = [trajectory for _, trajectory in episodes]
         player = _player(self)
         with contextlib.ExitStack() as stack:
@@ -88,7 +88,7 @@ class ReplayCommand(WithSet, WithPrices):
                 found = _explained(found, player, self.file, [id for id, _ in episodes], environment)
         different = [(index, one) for index, one in enumerate(found) if one.differences]
         skipped = [one for one in found if one.skipped]
-        spending = spent([one.again for one in found if one.again is not None], prices=prices)
+        spending = spending_of([one.again for one in found if one.again is not None], prices=prices)
         if self.json:
             report = {
                 "episodes": len(found),
@@ -135,7 +135,7 @@ def _explained(
     """The episodes that came out differently, each with the change since its recording that is nearest to a miss."""
     locks = {id: player.missed_locks[id] for id in ids if player.missed_locks.get(id)}
     said = {lock: changed_since(run, lock, environment) for lock in dict.fromkeys(locks.values())}
-    why = {player.missed(id): said[lock] for id, lock in locks.items() if said[lock]}
+    why = {player.missed_request(id): said[lock] for id, lock in locks.items() if said[lock]}
     told = [tuple(f"{one}; {why[one]}" if one in why else one for one in each.differences) for each in found]
     return [replace(each, differences=differences) for each, differences in zip(found, told, strict=True)]
 
@@ -243,7 +243,7 @@ class RescoreCommand(WithSet, WithOut, WithPrices):
                 again = scored.scored_again(
                     environments, source, concurrency=self.concurrency, only_invalid=self.only_invalid
                 )
-                measured = asyncio.run(first.stoppable(again))
+                measured = asyncio.run(first.run_stoppable(again))
             found = _variants(measured, weights, source, keeps_measured=bool(self.spec))
             for name, out in outs.items():
                 samples: dict[tuple[str, int], Iterator[int]] = defaultdict(count)
@@ -294,7 +294,7 @@ def _variants(
     found = dict(measured) if keeps_measured else {}
     if weights:
         for name, one in measured.items():
-            again = varied(one.environment, one.episodes, weights, groups=source.apart)
+            again = reweigh(one.environment, one.episodes, weights, groups=source.apart)
             found[_named(name, weights)] = scored.Scored(one.environment, again)
     return found
 
@@ -321,7 +321,7 @@ def _outs(
         lock = lock_of(environment, splits=(), policy={"kind": "recorded"}, say=say)
         stages.append(_stage(args, str(Path(args.out or "") / _folder(name)) if len(names) > 1 else args.out))
         variant = str(weights) if weights and name not in environments else ""
-        outs[name] = stack.enter_context(stages[-1].kept(environment, lock=lock, variant=variant))
+        outs[name] = stack.enter_context(stages[-1].keep_run(environment, lock=lock, variant=variant))
     return stages, {name: out for name, out in outs.items() if out is not None}
 
 

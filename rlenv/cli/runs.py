@@ -28,11 +28,11 @@ from rlenv.runs import files
 from rlenv.runs.figures.snapshot import Snapshot
 from rlenv.runs.figures.steps import Listed, Overview, overview
 from rlenv.runs.figures.tools import asked, asked_in
-from rlenv.runs.folder import RunInfo, clear, is_run, open_run, read_info
-from rlenv.runs.locks.lock import SECTIONS, Lock, LockEntry, diff, entries, last_of, lock_of, locks_of, read_lock
+from rlenv.runs.folder import RunInfo, clear_run, is_run, open_run, read_info
+from rlenv.runs.locks.lock import SECTIONS, Lock, LockEntry, diff, last_of, lock_entries, lock_of, locks_of, read_lock
 from rlenv.runs.pack import pack
-from rlenv.runs.recorded import in_order
-from rlenv.runs.usage import Spending, as_prices, money, prices_in, spent_by
+from rlenv.runs.recorded import ordered_ids
+from rlenv.runs.usage import Spending, as_prices, money, prices_in, spending_of_usage
 
 _SORTS: Final = ("newest", "run", "environment", "success", "episodes")
 _SPARE: Final = ("kind", "started", "cost", "tokens", "state", "step", "invalid", "of", "episodes", "environment")
@@ -135,10 +135,10 @@ class ExportCommand(Options):
         if os.path.lexists(out):  # a link that leads nowhere would be written through
             raise UsageError(f"{out} exists already", hint="name another file")
         reader = open_run(path)
-        ids = in_order(reader)
+        ids = ordered_ids(reader)
         with disk_told(out, "written"), draft_of(out) as draft:  # half an export reads as a whole one
             files.write(draft, (reader.body(id).trajectory() for id in ids))
-        bodiless = sum(not row["has_body"] for row in reader.rows() if reader.counts(row))
+        bodiless = sum(not row["has_body"] for row in reader.rows() if reader.is_counted(row))
         write(f"{len(ids)} episodes in {out}")
         write(f"; {bodiless} whose bodies were not kept are left out\n" if bodiless else "\n")
         return 0
@@ -163,7 +163,7 @@ class RemoveCommand(Options):
             size = sum(item.stat().st_size for item in path.rglob("*") if item.is_file())
             if self.yes:  # said once it is so: a folder may not let its files go
                 with disk_told(path, "removed"):
-                    clear(path)
+                    clear_run(path)
                     if not path.is_symlink() and not any(path.iterdir()):
                         path.rmdir()
             write(f"{'removed' if self.yes else 'would remove'} the run in {path}, {size / 1e6:.1f} MB\n")
@@ -188,9 +188,9 @@ class _Figures:
         try:
             rows = Snapshot(reader)
         except MissingExtra:  # all rows are in journals; what came later is not looked at
-            counted = [row for row in reader.rows() if reader.counts(row)]
-            return _Figures(path, info, overview(Listed(counted)), spent_by(asked_in(counted), prices=prices))
-        return _Figures(path, info, overview(rows), spent_by(asked(rows), prices=prices))
+            counted = [row for row in reader.rows() if reader.is_counted(row)]
+            return _Figures(path, info, overview(Listed(counted)), spending_of_usage(asked_in(counted), prices=prices))
+        return _Figures(path, info, overview(rows), spending_of_usage(asked(rows), prices=prices))
 
     def as_dict(self) -> dict[str, Any]:
         info, said = self.info, self.said
@@ -361,7 +361,7 @@ def _show_lock(args: LockCommand, named: _Named) -> int:
         return 0
     console = Console(highlight=False)
     console.print(f"[bold]{lock.hash12}[/bold]  {escape(named.name)}", soft_wrap=True)
-    held = entries(lock)
+    held = lock_entries(lock)
     table = _entry_table("")
     for section in SECTIONS:
         first = section

@@ -23,12 +23,12 @@ from rlenv.runs.figures.report import Row, interval_chart
 from rlenv.runs.figures.rewards import Agreement, Estimate, agreements
 from rlenv.runs.folder import RunInfo, open_run, read_info
 from rlenv.runs.locks.lock import locks_of
-from rlenv.runs.recorded import machines_of, with_facts
+from rlenv.runs.recorded import episodes_with_facts, machines_of
 from rlenv.runs.replay import rescore
 from rlenv.runs.schema import Facts
 from rlenv.runs.summary import task_of, value_of
-from rlenv.runs.usage import Prices, Spending, as_prices, spent_by
-from rlenv.runs.variants import Ablation, ablation, held_to_record, shared, witnesses
+from rlenv.runs.usage import Prices, Spending, as_prices, spending_of_usage
+from rlenv.runs.variants import Ablation, ablation, held_to_record, shared_terms, witnesses
 from rlenv.trajectory import TermResult, Trajectory
 
 
@@ -44,7 +44,7 @@ class TasksCommand(Options):
         the split."""
         reader, found = open_run(Path(self.run)), defaultdict[tuple[str, int], list[Mapping[str, Any]]](list)
         for row in reader.rows():
-            if reader.counts(row) and row["has_body"] and None not in (row["success"], row["reward"]):
+            if reader.is_counted(row) and row["has_body"] and None not in (row["success"], row["reward"]):
                 found[row["split"], row["task"]].append(row)
         if not found:
             raise UsageError(f"{self.run} has no valid episode")
@@ -80,7 +80,7 @@ class Source:
         Raises:
             UsageError: as `rlenv.runs.recorded.recorded`.
         """
-        episodes = with_facts(path)
+        episodes = episodes_with_facts(path)
         apart: list[Hashable] = [None if one is None else (one.step, one.mode, one.group) for one, _ in episodes]
         return Source(path, episodes, [one for _, one in episodes], apart, range(len(episodes)))
 
@@ -125,7 +125,7 @@ async def scored_again(
     for name, environment in environments.items():
         known: list[dict[str, TermResult]] = [{} for _ in source.before]
         for earlier in found.values():
-            names = shared(earlier.environment, environment)
+            names = shared_terms(earlier.environment, environment)
             for own, one in zip(known, earlier.episodes, strict=True):
                 if one.failure is None or one.failure.reason == "reward":
                     own.update({term: one.reward.terms[term] for term in names if term not in own})
@@ -166,7 +166,7 @@ def spending_of(source: Source, measured: Mapping[str, Scored], prices: Prices |
     """The spending of the recorded episodes, once, and that of measuring them again by all specs."""
     now = [one for scored in measured.values() for each in scored.episodes for one in each.usage if not one.is_recorded]
     before = as_recorded(one for each in source.before for one in each.usage)
-    return spent_by((*before, *now), prices=prices)
+    return spending_of_usage((*before, *now), prices=prices)
 
 
 def agreement_table(measured: Mapping[str, Scored]) -> list[Agreement]:

@@ -149,7 +149,7 @@ class _Served(WithSpec, WithOut):
         stage = Stage(kind="eval", say=say, set=self.overrides, **given(self, "out", "overwrite"))
         facts = {"kind": policy, **({"model": model} if model else {})}
         lock = lock_of(environment, policy=facts, say=say) if self.out else None
-        return stack.enter_context(stage.kept(environment, lock=lock, policy=policy, model=model))
+        return stack.enter_context(stage.keep_run(environment, lock=lock, policy=policy, model=model))
 
     def serve(self, app: web.Application, port: int, shown: Callable[[str], str]) -> None:
         """Serves until SIGINT or SIGTERM comes; raises UsageError where the address cannot be listened at."""

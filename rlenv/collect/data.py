@@ -24,7 +24,7 @@ from rlenv.runs import files as record
 from rlenv.runs.folder import is_run, open_run
 from rlenv.runs.locks.files import file_sha256
 from rlenv.runs.reader import RunReader
-from rlenv.runs.recorded import in_order, recorded_in
+from rlenv.runs.recorded import ordered_ids, recorded_in
 from rlenv.trajectory import Trajectory
 
 MANIFEST: Final = "manifest.json"
@@ -405,7 +405,7 @@ class EpisodeSource:
         self._run: tuple[RunReader, list[str]] | None = None
         if is_run(path):
             reader = open_run(path)
-            self._run = (reader, in_order(reader))
+            self._run = (reader, ordered_ids(reader))
 
     def at(self, place: int) -> Trajectory:
         """The episode at a place that `recorded` gave."""

@@ -149,7 +149,7 @@ class Tape(Protocol):
         """Takes what came of a request that had to be made."""
         ...
 
-    def copied(self, lane: Lane, heard: Heard) -> None:
+    def copy_heard(self, lane: Lane, heard: Heard) -> None:
         """Takes for a lane what another one had asked, whose result it is given."""
         ...
 
@@ -157,7 +157,7 @@ class Tape(Protocol):
         """True where a tool's requests are made all the same; of "", the policy's."""
         ...
 
-    def missed(self, episode: str) -> str:
+    def missed_request(self, episode: str) -> str:
         """The request of an episode that the tape had no answer to, "" where there was nothing."""
         ...
 
@@ -227,7 +227,7 @@ def hearing() -> Iterator[Heard]:
 def heard_again(heard: Heard) -> None:
     """Tells the tape, of the lane of this task, what a result stands on that was kept."""
     if heard and (lane := _lane.get()) is not None:
-        lane.tape.copied(lane, heard)
+        lane.tape.copy_heard(lane, heard)
 
 
 class Kept(Generic[_K, _T]):

@@ -433,7 +433,7 @@ class Episode:
         except CassetteError as error:
             self._fail(error.reason, str(error))
             return
-        if (lane := here()) is not None and (missed := lane.tape.missed(lane.episode)):
+        if (lane := here()) is not None and (missed := lane.tape.missed_request(lane.episode)):
             self._fail(CassetteError.reason, missed)  # whoever asked has made something else of it
             return
         made = self.record(answer=answer)

@@ -16,8 +16,8 @@ from rlenv._base.bounded import cut_end
 from rlenv._base.text import shared_length
 from rlenv.concurrency.lanes import POLICY, Event, Heard, Lane, Sleep
 from rlenv.errors import CassetteError, UsageError
-from rlenv.runs.events import COMPARED, Reel, as_given, content_of, dumped, parsed
-from rlenv.runs.locks.files import kept
+from rlenv.runs.events import COMPARED, Reel, content_of, dump_events, ordered_json, parse_events
+from rlenv.runs.locks.files import to_lock
 from rlenv.secrets import redact_value
 
 __all__ = ["Player", "Recorder"]
@@ -48,27 +48,27 @@ class Recorder:
         """The root of an episode that begins."""
         return Lane(self, secrets.token_hex(8))
 
-    def taken(self, lane: Lane, *, lock: str | None = None) -> bytes:
+    def take_events(self, lane: Lane, *, lock: str | None = None) -> bytes:
         """The events of the episode of a lane, which has ended, as its body holds them, made by a lock."""
         self._counts.pop(lane.episode, None)
-        return self._dumped(self._events.pop(lane.episode, ()), lock)
+        return self._dump_events(self._events.pop(lane.episode, ()), lock)
 
-    def dropped(self, lane: Lane) -> None:
+    def drop_lane(self, lane: Lane) -> None:
         """Forgets an episode that nobody keeps, and what was asked in its lane after it was taken."""
         self._counts.pop(lane.episode, None)
         self._events.pop(lane.episode, None)
 
-    def rest(self, *episodes: str, lock: str | None = None) -> str:
+    def take_rest(self, *episodes: str, lock: str | None = None) -> str:
         """The events that nobody has taken yet, of all episodes or of some; "" where there are none."""
         held = [one for id in episodes or tuple(self._events) for one in self._events.pop(id, ())]
-        return self._dumped(held, lock).decode() if held else ""
+        return self._dump_events(held, lock).decode() if held else ""
 
-    def _dumped(self, events: Iterable[Event], lock: str | None) -> bytes:
-        return dumped(one._replace(lock=self.lock if lock is None else lock) for one in events)
+    def _dump_events(self, events: Iterable[Event], lock: str | None) -> bytes:
+        return dump_events(one._replace(lock=self.lock if lock is None else lock) for one in events)
 
     def look(self, lane: Lane, asked: Event) -> Event:
         """The request without an answer: whoever asks has to ask."""
-        return _placed(self._counts, lane, asked)
+        return _with_ordinal(self._counts, lane, asked)
 
     def keep(self, lane: Lane, event: Event) -> None:
         """Takes an event of an episode.
@@ -78,24 +78,24 @@ class Recorder:
         """
         if self.wants_local or not event.place.startswith(POLICY):
             response, took = redact_value(event.response), max(time.time() - event.started, 0.0)
-            self._take(lane, event._replace(request=_shown(event.request), response=response, seconds=took))
+            self._add(lane, event._replace(request=_readable_request(event.request), response=response, seconds=took))
 
-    def _take(self, lane: Lane, event: Event) -> None:
+    def _add(self, lane: Lane, event: Event) -> None:
         self._events.setdefault(lane.episode, []).append(event)
         for base, heard in lane.ears:
-            heard.append([lane.place[base:], dumped([event._replace(request=None)]).decode()])
+            heard.append([lane.place[base:], dump_events([event._replace(request=None)]).decode()])
 
-    def copied(self, lane: Lane, heard: Heard) -> None:
+    def copy_heard(self, lane: Lane, heard: Heard) -> None:
         """Takes what another lane had asked as events of this one too, without the request that people read."""
         for place, text in heard:
-            own, (event,) = replace(lane, place=lane.place + place), parsed(text.encode(), "what a cache keeps")
-            self._take(own, _placed(self._counts, own, event)._replace(seconds=0.0))
+            own, (event,) = replace(lane, place=lane.place + place), parse_events(text.encode(), "what a cache keeps")
+            self._add(own, _with_ordinal(self._counts, own, event)._replace(seconds=0.0))
 
     def lets_out(self, tool: str) -> bool:
         """Nothing is held back."""
         return False
 
-    def missed(self, episode: str) -> str:
+    def missed_request(self, episode: str) -> str:
         """Nothing is missed."""
         return ""
 
@@ -148,7 +148,7 @@ class Player:
         """True if a tool, or "" for the policy, is asked all the same."""
         return tool in self._live if tool else self._by_content
 
-    def missed(self, episode: str) -> str:
+    def missed_request(self, episode: str) -> str:
         """The first request of an episode that the tape has no answer to, in words."""
         return self._missed.get(episode, "")
 
@@ -158,19 +158,19 @@ class Player:
         Raises:
             CassetteError: the tape has none; with the nearest request of the lane and the first difference from it.
         """
-        event = _placed(self._counts, lane, asked)
+        event = _with_ordinal(self._counts, lane, asked)
         to_keep = event if self._recorder is None else self._recorder.look(lane, event)
         if lane.is_live or (asked.is_local and not self._all_tools):
             return to_keep
         try:
-            if (found := self._found(lane, event)) is not None:
-                answered = to_keep.ended(found.outcome, _echoed(found, asked.echo), found.reason)
+            if (found := self._find_answer(lane, event)) is not None:
+                answered = to_keep.ended(found.outcome, _restore_echo(found, asked.echo), found.reason)
                 if self._recorder is not None and self._copies:
                     self._recorder.keep(lane, answered)
                 return answered._replace(seconds=found.seconds if self.sleep is not None else 0.0)
             if not self.is_offline:
                 return to_keep
-            message = self._miss(lane, event)
+            message = self._describe_miss(lane, event)
         except (UsageError, ValueError) as error:  # ValueError: of JSON
             message = f"{lane.place or 'compiling'}: the tape cannot be read: {error}"
         self._missed.setdefault(lane.episode, message)
@@ -182,13 +182,13 @@ class Player:
         if self._recorder is not None and (self._copies or is_missing):
             self._recorder.keep(lane, event)
 
-    def copied(self, lane: Lane, heard: Heard) -> None:
+    def copy_heard(self, lane: Lane, heard: Heard) -> None:
         """Takes what was asked for another lane, where what the tape answers is kept as well."""
         if self._recorder is not None and self._copies:
-            self._recorder.copied(lane, heard)
+            self._recorder.copy_heard(lane, heard)
 
-    def _found(self, lane: Lane, event: Event) -> Event | None:
-        placed = self._reel.at(lane.episode, lane.place)
+    def _find_answer(self, lane: Lane, event: Event) -> Event | None:
+        placed = self._reel.events_at(lane.episode, lane.place)
         own = [one for one in placed if one.content == event.content]
         if event.kind == "list" and not own:  # a server that has moved
             return placed[0] if placed else None
@@ -199,14 +199,14 @@ class Player:
         if not (event.is_shared or (self._by_content and event.kind != "tool")):
             return None
         # The next of equal requests is the next one of whoever made them then: a judge that is asked again.
-        equal = self._reel.contents.get(event.content, ())
+        equal = self._reel.keys_by_content.get(event.content, ())
         key = next((one for one in equal if one.ordinal == event.ordinal), equal[0] if equal else None)
         return None if key is None else self._reel.event(key)
 
-    def _miss(self, lane: Lane, asked: Event) -> str:
+    def _describe_miss(self, lane: Lane, asked: Event) -> str:
         """The message for a missing entry, with the nearest event and the first difference."""
         what = f"{lane.place or 'compiling'}: the tape has no answer to this request of {asked.kind} '{asked.name}'"
-        near = self._near(lane, asked)
+        near = self._nearby_events(lane, asked)
         if not near:
             whose = "of this episode" if lane.episode else "of servers"
             where = "of this kind" if self._by_content else whose
@@ -218,7 +218,7 @@ class Player:
                     f"if it depends on its arguments alone, add 'cache: {{key: arguments}}' to its entry"
                 )
             return f"{what}: it was made {equal} times, and now {asked.ordinal + 1}"
-        new = _shown(asked.request)
+        new = _readable_request(asked.request)
         compared = [(one, [*islice(_differences(one.request, new), _COUNTED)]) for one in near[:COMPARED]]
         nearest, told = min(compared, key=lambda pair: len(pair[1]))
         which = f"the nearest, request {nearest.ordinal} of {nearest.place}, differs"
@@ -226,19 +226,19 @@ class Player:
         if not told:
             return f"{what}; {which} beyond what is kept of its texts"
         path, old, now = told[0]
-        return f"{what}; {which} at {path}: {_quoted(old, now)} before, {_quoted(now, old)} now"
+        return f"{what}; {which} at {path}: {_quote_value(old, now)} before, {_quote_value(now, old)} now"
 
-    def _near(self, lane: Lane, asked: Event) -> Sequence[Event]:
+    def _nearby_events(self, lane: Lane, asked: Event) -> Sequence[Event]:
         """The events at the same place; where there are none, those of the same party."""
-        if found := self._reel.at(lane.episode, lane.place):
+        if found := self._reel.events_at(lane.episode, lane.place):
             return found
         if self._by_content:
-            return self._reel.alike(asked.kind, asked.name)
+            return self._reel.similar_events(asked.kind, asked.name)
         own = self._reel.events(lane.episode)
         return [*islice((one for one in own if (one.kind, one.name) == (asked.kind, asked.name)), COMPARED)]
 
 
-def _placed(counts: dict[str, Counter[tuple[str, str]]], lane: Lane, asked: Event) -> Event:
+def _with_ordinal(counts: dict[str, Counter[tuple[str, str]]], lane: Lane, asked: Event) -> Event:
     """A request where its lane is and now, with the number of equal ones of the lane before it.
 
     Its content is known without secrets, so that a replay needs none.
@@ -250,25 +250,25 @@ def _placed(counts: dict[str, Counter[tuple[str, str]]], lane: Lane, asked: Even
     return asked._replace(place=lane.place, content=content, ordinal=ordinal, started=time.time())
 
 
-def _echoed(event: Event, echo: str) -> Any:
+def _restore_echo(event: Event, echo: str) -> Any:
     """The recorded answer, with what is drawn anew in the place of what it repeats."""
     if not (echo and event.echo):
         return event.response
-    return json.loads(as_given(event.response).replace(event.echo, echo))
+    return json.loads(ordered_json(event.response).replace(event.echo, echo))
 
 
-def _shown(content: Any) -> Any:
+def _readable_request(content: Any) -> Any:
     """A request for people: without secrets, and of a long text its head and what tells it from others.
 
     Of an entry's options stands what a lock holds of them: an author may have written a key out.
     """
     shown = redact_value(content)
     if isinstance(shown, dict) and "options" in shown:
-        shown = {**shown, "options": kept(shown["options"], hides=True)}
-    return _abridged(shown)
+        shown = {**shown, "options": to_lock(shown["options"], hides=True)}
+    return _abridge(shown)
 
 
-def _abridged(value: Any) -> Any:
+def _abridge(value: Any) -> Any:
     # Every request that is kept goes this way: `with_texts`, which changes keys too, takes a fifth longer.
     if isinstance(value, str):
         if len(value) <= _SHOWN_CHARS:
@@ -276,8 +276,8 @@ def _abridged(value: Any) -> Any:
         digest = blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
         return f"{value[:_SHOWN_CHARS]}… ({len(value):,} characters, {digest})"
     if isinstance(value, dict):
-        return {key: _abridged(item) for key, item in value.items()}
-    return [_abridged(item) for item in value] if isinstance(value, (list, tuple)) else value
+        return {key: _abridge(item) for key, item in value.items()}
+    return [_abridge(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 _NOTHING: Final = object()
@@ -296,7 +296,7 @@ def _differences(old: Any, new: Any, path: str = "$") -> Iterator[tuple[str, Any
         yield path, old, new
 
 
-def _quoted(value: Any, other: Any) -> str:
+def _quote_value(value: Any, other: Any) -> str:
     """A value in a message; of a long text the part where it begins to differ from `other`."""
     if value is _NOTHING:
         return "nothing"

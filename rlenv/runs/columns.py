@@ -30,7 +30,7 @@ def arrow() -> Any:
     return pyarrow
 
 
-def _struct(columns: Mapping[str, str]) -> pa.DataType:
+def _struct_type(columns: Mapping[str, str]) -> pa.DataType:
     pa = arrow()
     return pa.struct([(name, pa.type_for_alias(kind)) for name, kind in columns.items()])
 
@@ -44,7 +44,7 @@ def row_schema(*, is_nested: bool = True) -> pa.Schema:
 def _row_schema(columns: tuple[tuple[str, str], ...], *, is_nested: bool) -> pa.Schema:
     pa = arrow()
     flat = [(name, pa.type_for_alias(kind)) for name, kind in columns]
-    nested = [(name, pa.list_(_struct(columns))) for name, columns in NESTED.items()]
+    nested = [(name, pa.list_(_struct_type(columns))) for name, columns in NESTED.items()]
     return pa.schema(flat + nested if is_nested else flat)
 
 
@@ -69,7 +69,7 @@ def late_schema() -> pa.Schema:
     """The Arrow schema of late facts."""
     pa = arrow()
     flat = [(name, pa.type_for_alias(kind)) for name, kind in LATE.items()]
-    beside = [("terms", pa.list_(_struct(TERMS))), ("events", pa.string()), ("blobs", pa.list_(pa.string()))]
+    beside = [("terms", pa.list_(_struct_type(TERMS))), ("events", pa.string()), ("blobs", pa.list_(pa.string()))]
     return pa.schema([*flat, *beside])
 
 
@@ -81,7 +81,7 @@ def schema_with(schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> pa.Sche
     """
     pa = arrow()
 
-    def beyond(held: Sequence[Mapping[str, Any]], known: frozenset[str]) -> list[Any]:
+    def new_fields(held: Sequence[Mapping[str, Any]], known: frozenset[str]) -> list[Any]:
         new = {name: None for one in held if not one.keys() <= known for name in one if name not in known}
         said = {name: [value for one in held if (value := one.get(name)) is not None] for name in new}
         return [pa.field(name, pa.array(values).type) for name, values in said.items() if values]
@@ -91,10 +91,10 @@ def schema_with(schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> pa.Sche
         if one.name in NESTED:
             inside = one.type.value_type
             entries = [entry for row in rows for entry in row.get(one.name) or ()]
-            if more := beyond(entries, frozenset(field.name for field in inside)):
+            if more := new_fields(entries, frozenset(field.name for field in inside)):
                 one = pa.field(one.name, pa.list_(pa.struct([*inside, *more])))
         fields.append(one)
-    return pa.schema([*fields, *beyond(rows, BESIDE.union(schema.names))])
+    return pa.schema([*fields, *new_fields(rows, BESIDE.union(schema.names))])
 
 
 def whole_schema(schema: pa.Schema, held: Iterable[pa.Schema]) -> pa.Schema:
@@ -171,7 +171,7 @@ def offsets_of(lengths: Iterable[int]) -> list[int]:
     return [*accumulate(lengths, initial=0)]
 
 
-def flattened(table: pa.Table, column: str) -> pa.Table:
+def flatten_lists(table: pa.Table, column: str) -> pa.Table:
     """The entries of a column of lists, one row an entry, with the place of its list in the table first, as `row`."""
     import pyarrow.compute as pc
 
@@ -188,7 +188,7 @@ def flattened(table: pa.Table, column: str) -> pa.Table:
     return pa.Table.from_batches(batches, schema=pa.schema(fields))
 
 
-def in_order(segments: Mapping[str, pa.Table]) -> pa.Table:
+def merge_late_facts(segments: Mapping[str, pa.Table]) -> pa.Table:
     """The late facts of segments, by their names, as one table: what was said last stands last.
 
     Of two writers the clocks decide; what says no time stands before. Whether a segment is sealed changes nothing.
@@ -201,7 +201,7 @@ def in_order(segments: Mapping[str, pa.Table]) -> pa.Table:
     return whole.take(pc.sort_indices(pc.fill_null(whole["said"], 0.0)))  # what is equal keeps its order
 
 
-def said_last(
+def latest_values(
     parts: Mapping[str, pa.Table], live: Mapping[str, Sequence[Mapping[str, Any]]], column: str
 ) -> dict[str, Any]:
     """By id, what the facts of sealed and of open segments, in that order, say last of a column."""
@@ -216,7 +216,7 @@ def said_last(
     return {id: value for _, _, id, value in found}
 
 
-def completed(table: pa.Table, facts: pa.Table) -> pa.Table:
+def with_late_facts(table: pa.Table, facts: pa.Table) -> pa.Table:
     """The table of rows with what facts in order say last of each column; null where nothing is known."""
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -118,7 +118,7 @@ async def evaluate_async(
     keep: dict[str, Any] = {"out": out, "resume": resume, "overwrite": overwrite, "record": record, "tape": tape}
     stage = Stage(kind="eval", prices=prices, max_cost=max_cost, set=set or {}, say=say, **keep)
     plan = _Plan(split, n, k, seed, concurrency, until_width, on_end)
-    return await plan.evaluated(stage, stage.load(spec), policy, opponent)
+    return await plan.evaluate(stage, stage.load(spec), policy, opponent)
 
 
 def _check(*, n: int | None, k: int, concurrency: int, until_width: float | None) -> None:
@@ -142,7 +142,7 @@ class _Plan:
     until_width: float | None
     on_end: OnEnd
 
-    async def evaluated(
+    async def evaluate(
         self,
         stage: Stage,
         environment: Environment,
@@ -160,11 +160,11 @@ class _Plan:
         players = [policy] if opponent is None else [policy, opponent]
         actors = [actor_of(one, environment, concurrency=self.concurrency, say=stage.say) for one in players]
         try:
-            actor = actors[0] if opponent is None else actors[0].against(actors[1], environment)
+            actor = actors[0] if opponent is None else actors[0].with_opponent(actors[1], environment)
             with stage.open(environment, actor, facts, seed=self.seed, seeds=SEEDS, k=self.k) as out:
                 run = _Run(stage, environment, actor, jobs, self.k, out)
                 begun = time.monotonic()
-                trajectories = await stage.stoppable(run.play(self))
+                trajectories = await stage.run_stoppable(run.play(self))
                 by = environment.spec.tasks[split].report_by
                 summary = summarise(trajectories, seconds=time.monotonic() - begun, by=by, prices=stage.costs)
                 figures = {
@@ -228,7 +228,7 @@ class _Run:
             self._reader = open_run(out.path)
             for row in self._reader.rows():
                 index = places.get((row["split"], row["task"], row["sample"], row["seed"]))
-                if index is not None and row["has_body"] and self._reader.counts(row):
+                if index is not None and row["has_body"] and self._reader.is_counted(row):
                     self._before[index] = row["id"]
             self._leave_out_invalid()
 
@@ -249,27 +249,27 @@ class _Run:
         left, found = len(missing), list[Trajectory]()
         if stage.max_cost is not None:  # what an earlier attempt has cost counts too, of what is played again as well
             for id in (*self._before.values(), *self._spoiled):
-                budget.ended(self._reader.body(id).trajectory(), left=left)
+                budget.add_episode(self._reader.body(id).trajectory(), left=left)
         async with environment:
             for batch in plan.batches(total):
                 todo = [index for index in missing if index in batch]
 
-                def ended(at: int, trajectory: Trajectory, *, todo: list[int] = todo) -> None:
+                def on_end(at: int, trajectory: Trajectory, *, todo: list[int] = todo) -> None:
                     nonlocal left
                     left -= 1
                     self._append(todo[at], trajectory)
                     plan.on_end(trajectory, total - left, total)
-                    budget.ended(trajectory, left=left)
+                    budget.add_episode(trajectory, left=left)
 
                 jobs, many = [self._jobs[index] for index in todo], plan.concurrency
                 policy = self._actor.policy
-                ran = await rollout(environment, policy, jobs, concurrency=many, on_end=ended, lane=stage.lane)
-                whole = self._whole(dict(zip(todo, ran, strict=True)), batch)  # all samples of a task are in one batch
-                found += await environment.score_groups(whole, on_asked=budget.asked)
+                ran = await rollout(environment, policy, jobs, concurrency=many, on_end=on_end, lane=stage.lane)
+                whole = self._episodes_of(dict(zip(todo, ran, strict=True)), batch)  # a batch has whole tasks
+                found += await environment.score_groups(whole, on_asked=budget.add_usage)
                 if plan.until_width is not None and success_width(found) <= plan.until_width:
                     break
             if self._out is not None and environment.parts.scorer.has_group_terms:
-                self._out.complete(self.ids, found)
+                self._out.keep_endings(self.ids, found)
         return found
 
     def _append(self, index: int, trajectory: Trajectory) -> None:
@@ -281,7 +281,7 @@ class _Run:
             facts = self._stage.facts_of(trajectory, mode=self._actor.mode, sample=index % k, group=group)
             self._ids[index] = self._out.append(trajectory, facts)
 
-    def _whole(self, played: dict[int, Trajectory], batch: range) -> list[Trajectory]:
+    def _episodes_of(self, played: dict[int, Trajectory], batch: range) -> list[Trajectory]:
         """The episodes of these jobs, in their order."""
         self._stop = batch.stop
         before = {index: self._reader.body(id).trajectory() for index, id in self._before.items() if index in batch}

@@ -23,7 +23,8 @@ from rlenv.runs.folder import is_run, open_run
 from rlenv.runs.journal import loads
 from rlenv.runs.reader import RunReader
 
-__all__ = ["COMPARED", "Key", "Reel", "as_given", "canonical", "content_of", "dumped", "is_recorded", "parsed"]
+__all__ = ["COMPARED", "Key", "Reel", "canonical_json", "content_of", "dump_events", "is_recorded", "ordered_json"]
+__all__ += ["parse_events"]
 
 _HELD: Final = 256
 """Episodes whose events stay read: more than are played at once."""
@@ -44,34 +45,34 @@ _DEFAULTS: Final = {name: value for name, value in Event(outcome="ok")._asdict()
 """What a body leaves out of an event, by its keys."""
 
 
-def canonical(value: Any) -> str:
+def canonical_json(value: Any) -> str:
     """JSON that is equal for equal values: keys sorted, all but ASCII as escapes."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
-def as_given(value: Any) -> str:
+def ordered_json(value: Any) -> str:
     """JSON in the order that the value has: a list of tools is shown to the policy in the order of its keys."""
     return json.dumps(value, separators=(",", ":"))
 
 
 def content_of(kind: str, content: Any) -> str:
     """BLAKE2b-256 (hexadecimal) of a request."""
-    return blake2b(canonical([kind, content]).encode("ascii"), digest_size=32).hexdigest()
+    return blake2b(canonical_json([kind, content]).encode("ascii"), digest_size=32).hexdigest()
 
 
-def dumped(events: Iterable[Event]) -> bytes:
+def dump_events(events: Iterable[Event]) -> bytes:
     """Events as a body holds them: a list of JSON objects without what is at its default."""
     held = [{name: value for name in _DEFAULTS if (value := getattr(one, name)) != _DEFAULTS[name]} for one in events]
     try:
         return orjson.dumps(held)
     except TypeError:  # a lone surrogate, or an integer of more than 64 bits
         try:
-            return as_given(held).encode("ascii")
+            return ordered_json(held).encode("ascii")
         except (TypeError, ValueError, RecursionError):  # a plug-in's answer that is no JSON
-            return as_given(plain(held)).encode("ascii")
+            return ordered_json(plain(held)).encode("ascii")
 
 
-def parsed(text: bytes, where: str) -> list[Event]:
+def parse_events(text: bytes, where: str) -> list[Event]:
     """The events that a body holds.
 
     Raises:
@@ -83,10 +84,10 @@ def parsed(text: bytes, where: str) -> list[Event]:
         held = None
     if not isinstance(held, list):
         raise UsageError(f"{where}: these are no events", hint="bring the run back from a copy")
-    return [_event(one, where) for one in held]
+    return [_parse_event(one, where) for one in held]
 
 
-def _event(held: Any, where: str) -> Event:
+def _parse_event(held: Any, where: str) -> Event:
     if not isinstance(held, dict):
         raise UsageError(f"{where}: this is no event", hint="without it, the others can be read")
     if new := sorted({*held} - {*_DEFAULTS}):
@@ -134,16 +135,16 @@ class Reel:
             raise UsageError(f"{run} has no tape", hint="record one with: rlenv eval SPEC --record -o DIR")
         reader = open_run(run)
         for text in reader.facts_of_the_run():
-            loose.setdefault("", []).extend(parsed(text, f"{run / 'late'}"))
+            loose.setdefault("", []).extend(parse_events(text, f"{run / 'late'}"))
         return cls(reader, loose)
 
     def _read(self, id: str) -> tuple[Event, ...]:
         events = list(self._loose.get(id, ()))
         if self._reader is not None and id in self._kept:
-            events += parsed(self._reader.body(id).events or b"[]", f"{self._reader.run}: the body of '{id}'")
+            events += parse_events(self._reader.body(id).events or b"[]", f"{self._reader.run}: the body of '{id}'")
         return tuple(sorted(events, key=lambda one: (one.started, one.ordinal)))
 
-    def at(self, id: str, place: str) -> list[Event]:
+    def events_at(self, id: str, place: str) -> list[Event]:
         """The events of an episode at one place, in their order."""
         return [one for one in self._held(id) if one.place == place]
 
@@ -156,11 +157,11 @@ class Reel:
         return self._held(id)
 
     @property
-    def contents(self) -> Mapping[str, Sequence[Key]]:
+    def keys_by_content(self) -> Mapping[str, Sequence[Key]]:
         """The keys of all episodes' events that have an answer, by the content of the request."""
         return self._index[0]
 
-    def alike(self, kind: str, name: str) -> Sequence[Event]:
+    def similar_events(self, kind: str, name: str) -> Sequence[Event]:
         """The first events of all episodes that are of a kind and asked of a name, `COMPARED` at most."""
         return [self.event(key) for key in self._index[1].get((kind, name), ())]
 

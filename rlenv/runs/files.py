@@ -40,7 +40,7 @@ def dump(trajectory: Trajectory) -> bytes:
     they survive as escapes.
     """
     held = fields_of(trajectory)
-    held["turns"] = [_turn(turn) for turn in trajectory.turns]
+    held["turns"] = [_turn_fields(turn) for turn in trajectory.turns]
     reward = held["reward"] = fields_of(trajectory.reward)
     reward["terms"] = {name: fields_of(term) for name, term in trajectory.reward.terms.items()}
     try:
@@ -56,7 +56,7 @@ def _as_dict(value: Any) -> Any:
     raise TypeError
 
 
-def _turn(turn: Turn) -> dict[str, Any]:
+def _turn_fields(turn: Turn) -> dict[str, Any]:
     held, observation = fields_of(turn), turn.observation
     held["parsed"] = fields_of(turn.parsed)
     if observation is None or observation.results != turn.results:
@@ -84,10 +84,10 @@ def parse(line: bytes | str) -> Trajectory:
     if len(line) > MAX_LINE_BYTES:
         raise UsageError(f"not a recorded trajectory: longer than {MAX_LINE_BYTES} bytes")
     try:
-        read = json.loads(line, parse_constant=_finite, parse_float=_finite)
+        read = json.loads(line, parse_constant=_parse_finite, parse_float=_parse_finite)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"not a recorded trajectory: {_said(error)}") from error
-    return _validated(read)
+        raise UsageError(f"not a recorded trajectory: {_error_text(error)}") from error
+    return _validate_trajectory(read)
 
 
 def nested(result: ToolResult) -> Trajectory | None:
@@ -100,17 +100,17 @@ def nested(result: ToolResult) -> Trajectory | None:
     """
     details = result.details or {}
     kept = details.get("trajectory")
-    return None if kept is None or "left_out" in details else _validated(kept)
+    return None if kept is None or "left_out" in details else _validate_trajectory(kept)
 
 
-def _validated(read: Any) -> Trajectory:
+def _validate_trajectory(read: Any) -> Trajectory:
     if _is_deep(read):
         raise UsageError(f"not a recorded trajectory: nested more than {_MAX_DEPTH} levels deep")
     whole = [index for index, turn in enumerate(_turns_of(read)) if _holds_results_once(turn)]
     try:
         trajectory: Trajectory = adapter_of(Trajectory).validate_python(read)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"not a recorded trajectory: {_said(error)}") from error
+        raise UsageError(f"not a recorded trajectory: {_error_text(error)}") from error
     if not whole:
         return trajectory
     turns = list(trajectory.turns)
@@ -141,7 +141,7 @@ def _with_results(turn: Turn, line: Mapping[str, Any]) -> Turn:
     return dataclasses.replace(turn, observation=Observation(messages, observation.text, turn.results))
 
 
-def _finite(text: str) -> float:
+def _parse_finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"the number {text:.40} is not finite")
@@ -160,7 +160,7 @@ def _is_deep(value: Any) -> bool:
     return False
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     text = "nested too deep" if isinstance(error, RecursionError) else str(error)
     if listed := getattr(error, "errors", None):  # pydantic's, which says each on lines of its own
         first = listed(include_url=False, include_input=False, include_context=False)[0]

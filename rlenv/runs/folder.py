@@ -37,7 +37,7 @@ from rlenv.trajectory import Trajectory
 if TYPE_CHECKING:
     from rlenv.runs.locks.lock import Lock  # whose module knows environments; readers of runs need none
 
-__all__ = ["STOP", "Attempt", "KeptRun", "Kind", "RunInfo", "State", "check_out", "clear", "is_run", "open_run"]
+__all__ = ["STOP", "Attempt", "KeptRun", "Kind", "RunInfo", "State", "check_out", "clear_run", "is_run", "open_run"]
 __all__ += ["read_info", "write_info"]
 
 Kind = Literal["eval", "train", "play", "replay", "rescore", "sft"]
@@ -84,7 +84,7 @@ class Attempt:
     locks: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def begun(cls, number: int, from_step: int, *, lock: str = "", locks: Mapping[str, str] | None = None) -> Attempt:
+    def begin(cls, number: int, from_step: int, *, lock: str = "", locks: Mapping[str, str] | None = None) -> Attempt:
         """The one that this process begins now; without `lock`, that of the first of `locks` is its own."""
         lock = lock or next(iter((locks or {}).values()), "")
         return cls(number, from_step, lock, time.time(), socket.gethostname(), os.getpid(), locks or {})
@@ -140,14 +140,14 @@ def read_info(folder: str | Path) -> RunInfo | None:
     if held is None:
         return None
     attempts = tuple(
-        Attempt(**{"number": number, **_taken(one, _ATTEMPT)}, locks=_words(one.get("locks")))
-        for number, one in enumerate(_list(held, "attempts"))
+        Attempt(**{"number": number, **_fitting_fields(one, _ATTEMPT)}, locks=_text_mapping(one.get("locks")))
+        for number, one in enumerate(_list_field(held, "attempts"))
         if isinstance(one, Mapping)
     )
     facts = held.get("facts")
     info = RunInfo(
-        **{"kind": "train", **_taken(held, _INFO)},
-        command=tuple(encodable(word) for word in _list(held, "command") if isinstance(word, str)),
+        **{"kind": "train", **_fitting_fields(held, _INFO)},
+        command=tuple(encodable(word) for word in _list_field(held, "command") if isinstance(word, str)),
         attempts=attempts,
         facts=facts if isinstance(facts, Mapping) else {},
     )
@@ -165,18 +165,18 @@ def _model_of(info: RunInfo) -> str:
     return info.policy.removeprefix("hf:") if info.policy.startswith("hf:") else info.model
 
 
-def _list(held: Mapping[str, Any], name: str) -> list[Any]:
+def _list_field(held: Mapping[str, Any], name: str) -> list[Any]:
     value = held.get(name)
     return value if isinstance(value, list) else []
 
 
-def _words(value: Any) -> dict[str, str]:
+def _text_mapping(value: Any) -> dict[str, str]:
     """A mapping of texts to texts, without what is none."""
     held = value if isinstance(value, Mapping) else {}
     return {encodable(name): encodable(word) for name, word in held.items() if isinstance(word, str)}
 
 
-def _taken(held: Mapping[str, Any], fields: Mapping[str, type]) -> dict[str, Any]:
+def _fitting_fields(held: Mapping[str, Any], fields: Mapping[str, type]) -> dict[str, Any]:
     """The values that fit their fields."""
     found: dict[str, Any] = {}
     for name, kind in fields.items():
@@ -216,7 +216,7 @@ def open_run(folder: str | Path) -> RunReader:
     return RunReader(folder, from_steps=info.from_steps if info else None)
 
 
-def clear(folder: Path) -> None:
+def clear_run(folder: Path) -> None:
     """Removes a run from its folder, and nothing else that is in it.
 
     Raises:
@@ -298,18 +298,18 @@ class KeptRun:
             self._check(before, info, lock, resume=resume, overwrite=overwrite)
             attempts = before.attempts if before is not None and resume else ()
             hash12 = lock.hash12 if lock is not None else ""
-            attempt = Attempt.begun(len(attempts), from_step, lock=hash12)
+            attempt = Attempt.begin(len(attempts), from_step, lock=hash12)
             self.info = replace(info, attempts=(*attempts, attempt), state="running")
             with disk_told(self.path, "written"):
                 if overwrite and self._has_run():
-                    clear(self.path)
+                    clear_run(self.path)
                 (self.path / STOP).unlink(missing_ok=True)  # a wish to stop an earlier attempt
                 if lock is not None:
                     lock.write(self.path)
                 write_info(self.path, self.info)
                 self.writer = RunWriter(self.path, attempt=attempt.number, lock=hash12, keep=keep)
         except BaseException:
-            self._release()
+            self._release_claim()
             raise
 
     def _check(
@@ -344,7 +344,7 @@ class KeptRun:
         is_here = bool(before.attempts) and before.attempts[-1].host == socket.gethostname()
         return is_here and not (self._claim is not None and self._claim.is_sure)
 
-    def _release(self) -> None:
+    def _release_claim(self) -> None:
         if self._claim is not None:
             self._claim.release()
 
@@ -365,23 +365,23 @@ class KeptRun:
         try:
             return self.writer.append(trajectory, facts)
         except OSError as error:
-            self._failed(error)
+            self._note_failure(error)
             return ""
 
-    def complete(self, ids: Sequence[str], trajectories: Sequence[Trajectory]) -> None:
+    def keep_endings(self, ids: Sequence[str], trajectories: Sequence[Trajectory]) -> None:
         """Keeps what episodes have ended as where that became known after they were kept, as a group's terms do."""
         for id, trajectory in zip(ids, trajectories, strict=True):
             if id:
-                self.late(id, ending_of(trajectory))
+                self.append_late(id, ending_of(trajectory))
 
-    def late(self, id: str, facts: Mapping[str, Any]) -> None:
+    def append_late(self, id: str, facts: Mapping[str, Any]) -> None:
         """Keeps what became known of an episode later, or under the id "" what the run asked beside its episodes."""
         try:
-            self.writer.late(id, facts)
+            self.writer.append_late(id, facts)
         except OSError as error:
-            self._failed(error)
+            self._note_failure(error)
 
-    def _failed(self, error: OSError) -> None:
+    def _note_failure(self, error: OSError) -> None:
         if not self.lost:
             _log.warning("%s: episodes are not kept: %s", self.path, error.strerror or error)
         self.lost += 1
@@ -391,7 +391,7 @@ class KeptRun:
         try:
             (self.path / "summary.json").write_text(text, encoding="utf-8")
         except OSError as error:
-            self._failed(error)
+            self._note_failure(error)
 
     def close(self, state: State = "ended") -> None:
         """Seals what is open and says what has become of the run."""
@@ -403,5 +403,5 @@ class KeptRun:
         try:
             write_info(self.path, self.info)
         except OSError as error:
-            self._failed(error)
-        self._release()
+            self._note_failure(error)
+        self._release_claim()

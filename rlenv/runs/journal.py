@@ -47,7 +47,7 @@ def path_of(run: Path, segment: str, kind: str) -> Path:
     return run / "journal" / (f"{segment}.bodies" if kind == "bodies" else f"{segment}.{kind}.jsonl")
 
 
-def segments(run: Path) -> set[str]:
+def segment_names(run: Path) -> set[str]:
     """The segments that have a journal."""
     with contextlib.suppress(FileNotFoundError), os.scandir(run / "journal") as entries:
         return {
@@ -134,7 +134,7 @@ class Lines:
         end = new.rfind(b"\n") + 1
         self._at += end
         lines = [line for line in new[:end].split(b"\n") if line]
-        entries = [_entry(line, self._path) for line in lines]
+        entries = [_parse_entry(line, self._path) for line in lines]
         found = [one for one in entries if one is not None]
         if len(found) < len(lines) and not self._is_told:
             self._is_told = True
@@ -142,7 +142,7 @@ class Lines:
         return found
 
 
-def _entry(line: bytes, path: Path) -> dict[str, Any] | None:
+def _parse_entry(line: bytes, path: Path) -> dict[str, Any] | None:
     """The entry on a line of a journal, None where it is none."""
     try:
         held = loads(line)
@@ -160,7 +160,7 @@ def entries_of(path: Path) -> list[dict[str, Any]]:
     """
     found = []
     for number, line in enumerate(whole_lines(path), 1):
-        held = _entry(line, path)
+        held = _parse_entry(line, path)
         if held is None:
             raise UsageError(f"{path}:{number}: this line is no entry", hint="without the line, the others can be read")
         found.append(held)
@@ -176,7 +176,7 @@ def body_of(record: bytes, tokens: Sequence[Tokens], events: bytes | None = None
     held: list[Any] = [record, b"\n"]
     lies = []
     for row in tokens:
-        arrays = [_array(code, getattr(row, name)) for name, (code, _) in _CODES.items()]
+        arrays = [_to_array(code, getattr(row, name)) for name, (code, _) in _CODES.items()]
         held += arrays
         lies.append([*map(len, arrays), [list(span) for span in row.turns]])
     if events is not None:
@@ -192,7 +192,7 @@ _CODES: Final[Mapping[str, tuple[Any, int]]] = {
 }
 
 
-def _array(code: str, values: Sequence[Any]) -> array[Any]:
+def _to_array(code: str, values: Sequence[Any]) -> array[Any]:
     return values if isinstance(values, array) and values.typecode == code else array(code, values)
 
 
@@ -332,7 +332,7 @@ class Blobs:
         self.fresh: list[Path] = []
         """Those that the machine was not yet asked to keep."""
 
-    def taken_out(self, *texts: bytes) -> tuple[list[bytes], list[str]]:
+    def take_out(self, *texts: bytes) -> tuple[list[bytes], list[str]]:
         """JSON texts of one body with the names of their images and long texts in their places, and these names.
 
         What would not come back to the letter stays where it is.
@@ -344,26 +344,26 @@ class Blobs:
             return list(texts), []
         names: dict[str, None] = {}
 
-        def image(found: re.Match[bytes]) -> bytes:
+        def replace_image(found: re.Match[bytes]) -> bytes:
             try:
                 data = b64decode(found[2], validate=True)
             except ValueError:
                 return found[0]
-            return found[1] + named("base64", data) + b"}" if b64encode(data) == found[2] else found[0]
+            return found[1] + store_blob("base64", data) + b"}" if b64encode(data) == found[2] else found[0]
 
         def text(found: bytes) -> bytes:
             try:
                 said = orjson.loads(found)
             except orjson.JSONDecodeError:  # a lone surrogate, which UTF-8 cannot hold
                 return found
-            return named("text", said.encode()) if orjson.dumps(said) == found else found
+            return store_blob("text", said.encode()) if orjson.dumps(said) == found else found
 
-        def named(kind: str, data: bytes) -> bytes:
-            name = self._put(data)
+        def store_blob(kind: str, data: bytes) -> bytes:
+            name = self._write_blob(data)
             names[name] = None
             return f'{{"rlenv.{kind}":"{name}"}}'.encode()
 
-        taken = [_IMAGE.sub(image, one) if b'","base64":"' in one else one for one in texts]
+        taken = [_IMAGE.sub(replace_image, one) if b'","base64":"' in one else one for one in texts]
         for index, one in enumerate(taken):
             if len(one) > LONG_BYTES and (found := _long_strings(one)):
                 ends = [0, *(end for _, end in found)]
@@ -371,7 +371,7 @@ class Blobs:
                 taken[index] = b"".join([*sum(parts, ()), one[ends[-1] :]])
         return taken, list(names)
 
-    def _put(self, data: bytes) -> str:
+    def _write_blob(self, data: bytes) -> str:
         name = hashlib.sha256(data).hexdigest()
         path = blob_of(self._run, name)
         with contextlib.suppress(FileNotFoundError):
@@ -407,19 +407,19 @@ def put_back(run: Path, record: bytes, names: Collection[str], *, texts_only: bo
     if not names:
         return record
 
-    def found(match: re.Match[bytes]) -> bytes:
+    def restore_blob(match: re.Match[bytes]) -> bytes:
         kind, name = match[1], match[2].decode()
         if name not in names or (texts_only and kind != b"text"):
             return match[0]
-        data = _blob(run, name)
+        data = _read_blob(run, name)
         if kind == b"text":
             return orjson.dumps(f"[the text {name} is missing]" if data is None else data.decode(errors="replace"))
         return b'"' + b64encode(data or b"") + b'"'
 
-    return _NAME.sub(found, record)
+    return _NAME.sub(restore_blob, record)
 
 
-def _blob(run: Path, name: str) -> bytes | None:
+def _read_blob(run: Path, name: str) -> bytes | None:
     path = blob_of(run, name)
     try:
         data = read_file(path, most=_MOST_OF_A_BLOB)

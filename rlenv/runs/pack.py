@@ -20,7 +20,7 @@ import orjson
 from rlenv.errors import MissingExtra, UsageError, told_as
 from rlenv.runs import parts
 from rlenv.runs.columns import arrow, body_schema, row_schema, whole_schema
-from rlenv.runs.journal import KINDS, Claim, is_running, path_of, segments
+from rlenv.runs.journal import KINDS, Claim, is_running, path_of, segment_names
 from rlenv.runs.writer import host_name, kernel_name
 from rlenv.secrets import logger
 
@@ -65,8 +65,8 @@ def pack(run: Path, *, force: bool = False) -> Packed:
         UsageError: a part cannot be read, or another process packs the run; all that was there stays.
     """
     arrow()
-    with _alone(run):
-        return _packed(run, force=force)
+    with _pack_lock(run):
+        return _pack_segments(run, force=force)
 
 
 def seal_abandoned(run: Path) -> None:
@@ -74,21 +74,21 @@ def seal_abandoned(run: Path) -> None:
 
     What is not or cannot be sealed stays a journal, which is read as well. Whoever packs the run at the time does it.
     """
-    if all(_may_write(run, segment) for segment in segments(run)):
+    if all(_may_write(run, segment) for segment in segment_names(run)):
         return
     try:
-        with _alone(run):
-            _sealed(run, force=False)
+        with _pack_lock(run):
+            _seal_journals(run, force=False)
     except (MissingExtra, UsageError):  # pyarrow is not installed, or the run is being packed
         return
     except OSError as error:
         _log.warning("%s: what writers have left stays in journals: %s", run, error)
 
 
-def _sealed(run: Path, *, force: bool) -> tuple[int, list[str]]:
+def _seal_journals(run: Path, *, force: bool) -> tuple[int, list[str]]:
     """The number of journals that were sealed, and the segments that are left."""
     sealed, left = 0, list[str]()
-    for segment in sorted(segments(run)):
+    for segment in sorted(segment_names(run)):
         if _may_write(run, segment) and not (force and not _is_here(segment)):
             left.append(segment)
             continue
@@ -107,10 +107,10 @@ def _sealed(run: Path, *, force: bool) -> tuple[int, list[str]]:
     return sealed, left
 
 
-def _packed(run: Path, *, force: bool) -> Packed:
-    sealed, left = _sealed(run, force=force)
-    _sweep(run)
-    return Packed(sealed, sum(_merged(run, group) for group in _groups(run)), tuple(left))
+def _pack_segments(run: Path, *, force: bool) -> Packed:
+    sealed, left = _seal_journals(run, force=force)
+    _remove_leftovers(run)
+    return Packed(sealed, sum(_merge_parts(run, group) for group in _merge_groups(run)), tuple(left))
 
 
 def _is_here(segment: str) -> bool:
@@ -128,9 +128,9 @@ def _may_write(run: Path, segment: str) -> bool:
     return any(path.stat().st_mtime >= started for path in journals if path.exists())
 
 
-def _sweep(run: Path) -> None:
+def _remove_leftovers(run: Path) -> None:
     """Removes what was left by who was killed: bodies without rows, half parts, and parts that are in a packed one."""
-    open_segments = segments(run)
+    open_segments = segment_names(run)
     for path in (run / "journal").glob("*.bodies"):
         if path.stem not in open_segments and not is_alive(path.stem):
             path.unlink(missing_ok=True)
@@ -147,7 +147,7 @@ def _sweep(run: Path) -> None:
                 parts.part_of(run, kind, segment).unlink(missing_ok=True)
 
 
-def _groups(run: Path) -> Iterator[list[str]]:
+def _merge_groups(run: Path) -> Iterator[list[str]]:
     """Segments whose parts are merged into one, in the order of their names; a large one stays as it is."""
     group: list[str] = []
     size = 0
@@ -176,7 +176,7 @@ def _is_whole(run: Path, segment: str) -> bool:
     rows, bodies = parts.part_of(run, "episodes", segment), parts.part_of(run, "bodies", segment)
     said = int(parts.read_part(rows, arrow().schema([row_schema().field("has_body")]))["has_body"].to_numpy().sum())
     try:
-        with parts.told(bodies):
+        with parts.part_errors(bodies):
             count = int(pq.read_metadata(bodies).num_rows)
     except FileNotFoundError:
         count = 0
@@ -186,7 +186,7 @@ def _is_whole(run: Path, segment: str) -> bool:
 
 
 @contextlib.contextmanager
-def _alone(run: Path) -> Iterator[None]:
+def _pack_lock(run: Path) -> Iterator[None]:
     """Two that pack one run at once would each remove what the other is about to read."""
     folder = run / "episodes"  # the run's own folder is claimed by whoever writes it, which is no hindrance
     folder.mkdir(exist_ok=True)
@@ -198,7 +198,7 @@ def _alone(run: Path) -> Iterator[None]:
         claim.release()
 
 
-def _merged(run: Path, group: Sequence[str]) -> int:
+def _merge_parts(run: Path, group: Sequence[str]) -> int:
     """Merges the parts of segments, and returns how many; bodies first, since rows make them count.
 
     What their writers had columns for stays, whoever packs; where two wrote different types, their parts stay.
@@ -206,8 +206,8 @@ def _merged(run: Path, group: Sequence[str]) -> int:
     held, rows, bodies = [], 0, 0
     tables: list[pa.Table] = []
     try:
-        schema = whole_schema(row_schema(), _schemas(run, "episodes", group))
-        inside = whole_schema(body_schema(), _schemas(run, "bodies", group))
+        schema = whole_schema(row_schema(), _part_schemas(run, "episodes", group))
+        inside = whole_schema(body_schema(), _part_schemas(run, "bodies", group))
     except arrow().ArrowException as error:
         _log.warning("%s: %d parts are not packed, whose columns do not go together: %s", run, len(group), error)
         return 0
@@ -228,7 +228,7 @@ def _merged(run: Path, group: Sequence[str]) -> int:
     return len(group)
 
 
-def _schemas(run: Path, kind: str, group: Sequence[str]) -> Iterator[pa.Schema]:
+def _part_schemas(run: Path, kind: str, group: Sequence[str]) -> Iterator[pa.Schema]:
     """The schemas of the parts of segments."""
     for segment in group:
         with contextlib.suppress(FileNotFoundError):
@@ -245,7 +245,7 @@ def _merge_bodies(run: Path, group: Sequence[str], path: Path, schema: pa.Schema
             part = parts.part_of(run, "bodies", segment)
             if not part.exists():
                 continue
-            with parts.told(part), pq.ParquetFile(part) as source:
+            with parts.part_errors(part), pq.ParquetFile(part) as source:
                 for index in range(source.num_row_groups):
                     left.append(parts.bodies_in(source.read_row_group(index, use_threads=False), schema))
                     whole = arrow().concat_tables(left)

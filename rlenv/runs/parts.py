@@ -76,11 +76,11 @@ def _seal_bodies(run: Path, segment: str, rows: Sequence[Mapping[str, Any]]) -> 
     """Writes the part of bodies a group at a time: a segment may have 32 MB, and memory that is touched once costs
     more than what is done with it."""
     path = path_of(run, segment, "bodies")
-    with told(path):
+    with part_errors(path):
         file = path.open("rb")
     with file, bodies_writer(part_of(run, "bodies", segment)) as write:
         for start in range(0, len(rows), GROUP):
-            write(_bodies(run, file.fileno(), rows[start : start + GROUP]))
+            write(_bodies_table(run, file.fileno(), rows[start : start + GROUP]))
 
 
 @contextlib.contextmanager
@@ -88,18 +88,18 @@ def bodies_writer(path: Path, schema: pa.Schema | None = None) -> Iterator[Calla
     """Writes a part of bodies, whole groups at a time but for the last; as `write_part`."""
     heavy = {"compression": "zstd", "compression_level": 1, "write_statistics": False, "use_dictionary": False}
     kind = cols.arrow().parquet.ParquetWriter
-    with _beside(path) as part, kind(part, schema or cols.body_schema(), **heavy) as writer:
+    with _replacing_file(path) as part, kind(part, schema or cols.body_schema(), **heavy) as writer:
         yield lambda table: writer.write_table(table, row_group_size=GROUP) if len(table) else None
 
 
-def _bodies(run: Path, file: int, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+def _bodies_table(run: Path, file: int, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     records, messages, tokens, events = [], [], [], []
     for row in rows:
         record, held, asked = read_body(file, row)
         records.append(bytes(record))  # pyarrow 26 never lets go of a view that it makes a value of, nor of its memory
         try:
             told = put_back(run, bytes(record), row["blobs"], texts_only=True) if row.get("blobs") else record
-            messages.append([_message(message) for message in loads(told)["messages"]])
+            messages.append([_message_columns(message) for message in loads(told)["messages"]])
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise UsageError(f"the body of '{row['id']}' is no record: {type(error).__name__}") from error
         tokens.append(held)
@@ -109,14 +109,14 @@ def _bodies(run: Path, file: int, rows: Sequence[Mapping[str, Any]]) -> pa.Table
         pa.array([row["id"] for row in rows], pa.string()),
         pa.array(records, pa.binary()),
         cols.array_of(messages, schema.field("messages").type),
-        _tokens(tokens),
+        _tokens_array(tokens),
         cols.array_of([row.get("blobs") or None for row in rows], schema.field("blobs").type),
         pa.array(events, pa.binary()),
     ]
     return pa.table(columns, schema=schema)
 
 
-def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+def _message_columns(message: Mapping[str, Any]) -> dict[str, Any]:
     calls, shown = message["tool_calls"], message.get("images", ())
     return {
         "role": message["role"],
@@ -126,19 +126,19 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _tokens(episodes: Sequence[Sequence[Tokens]]) -> pa.Array:
+def _tokens_array(episodes: Sequence[Sequence[Tokens]]) -> pa.Array:
     """A list of rows an episode. The ids are handed over as the memory they lie in, not number by number."""
     rows = [row for episode in episodes for row in episode]
     pa, kind = cols.arrow(), cols.body_schema().field("tokens").type
 
-    def numbers(name: str, values: list[Any]) -> Any:
+    def to_array(name: str, values: list[Any]) -> Any:
         item = kind.value_type.field(name).type
         held = b"".join(values)
         flat = pa.Array.from_buffers(item.value_type, sum(map(len, values)), [None, pa.py_buffer(held)])
         return pa.ListArray.from_arrays(pa.array(cols.offsets_of(map(len, values)), pa.int32()), flat, type=item)
 
     spans = [[{"start": start, "end": end} for start, end in row.turns] for row in rows]
-    columns = [numbers(key, [getattr(row, key) for row in rows]) for key in ("prompt_ids", "ids", "mask", "logprobs")]
+    columns = [to_array(key, [getattr(row, key) for row in rows]) for key in ("prompt_ids", "ids", "mask", "logprobs")]
     columns.append(cols.array_of(spans, kind.value_type.field("turns").type))
     fields = [kind.value_type.field(index) for index in range(kind.value_type.num_fields)]
     inside = pa.StructArray.from_arrays(columns, fields=fields)
@@ -147,12 +147,12 @@ def _tokens(episodes: Sequence[Sequence[Tokens]]) -> pa.Array:
 
 def write_part(table: pa.Table, path: Path) -> None:
     """Writes a part beside its place, syncs it, and renames it."""
-    with _beside(path) as file:
+    with _replacing_file(path) as file:
         cols.arrow().parquet.write_table(table, file, compression="zstd", row_group_size=1 << 20)
 
 
 @contextlib.contextmanager
-def _beside(path: Path) -> Iterator[IO[bytes]]:
+def _replacing_file(path: Path) -> Iterator[IO[bytes]]:
     """A file that takes its place, synced, once the block has ended; where it raises there is none."""
     path.parent.mkdir(exist_ok=True)
     beside = path.with_name(path.name + ".tmp")
@@ -169,7 +169,7 @@ def _beside(path: Path) -> Iterator[IO[bytes]]:
 
 
 @contextlib.contextmanager
-def told(path: Path) -> Iterator[None]:
+def part_errors(path: Path) -> Iterator[None]:
     """Whatever Arrow finds wrong with a part, as one error that names it; a journal's bodies are read without Arrow.
 
     Raises:
@@ -182,12 +182,12 @@ def told(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise
-    except _broken() as error:
+    except _read_errors() as error:
         hint = "bring it back from a copy, or remove it: the other parts stand for themselves"
         raise UsageError(f"{path} cannot be read as a part: {str(error).splitlines()[0][:200]}", hint=hint) from error
 
 
-def _broken() -> tuple[type[Exception], ...]:
+def _read_errors() -> tuple[type[Exception], ...]:
     loaded: Any = sys.modules.get("pyarrow")
     found = (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError)
     return found if loaded is None else (*found, loaded.ArrowException)
@@ -201,11 +201,11 @@ def read_part(path: Path, schema: pa.Schema, *, use_threads: bool = False) -> pa
         UsageError: it is no part, is broken, or holds what no row does.
         FileNotFoundError: it is not there: packed, say, since it was listed.
     """
-    with told(path), _opened(path, schema) as part:
+    with part_errors(path), _open_part(path, schema) as part:
         metadata = part.schema_arrow.metadata
-        table = part.read(columns=[*_leaves(schema, part.schema_arrow)], use_threads=use_threads)
+        table = part.read(columns=[*_leaf_paths(schema, part.schema_arrow)], use_threads=use_threads)
         if not table.schema.equals(schema):
-            table = _conformed(table, schema)
+            table = _conform_table(table, schema)
         for name in schema.names:
             if name in NEVER_NULL and table[name].null_count:
                 raise ValueError(f"a row has no {name}")
@@ -214,29 +214,29 @@ def read_part(path: Path, schema: pa.Schema, *, use_threads: bool = False) -> pa
 
 def schema_of(path: Path) -> pa.Schema:
     """The columns that a part holds, known or not; raises as `read_part`."""
-    with told(path):
+    with part_errors(path):
         return cols.arrow().parquet.read_schema(path).remove_metadata()
 
 
-def _opened(path: Path, schema: pa.Schema) -> Any:
+def _open_part(path: Path, schema: pa.Schema) -> Any:
     """A part that gives as numbers of words what `schema` has so, of what it holds: pyarrow refuses to look for a
     column that was not written yet."""
     pq = cols.arrow().parquet
-    if not (coded := _coded(schema)):
+    if not (coded := _word_paths(schema)):
         return pq.ParquetFile(path)
     metadata = pq.read_metadata(path)
     held = {metadata.schema.column(index).path for index in range(metadata.num_columns)}
     return pq.ParquetFile(path, metadata=metadata, read_dictionary=[name for name in coded if name in held])
 
 
-def _coded(schema: pa.Schema) -> list[str]:
+def _word_paths(schema: pa.Schema) -> list[str]:
     """The paths in a part of what `schema` has as numbers of words."""
     types = cols.arrow().types
     lists = [(one.name, one.type.value_type) for one in schema if _has_fields(one.type)]
     return [f"{name}.list.element.{one.name}" for name, kind in lists for one in kind if types.is_dictionary(one.type)]
 
 
-def _leaves(schema: pa.Schema, part: pa.Schema) -> Iterator[str]:
+def _leaf_paths(schema: pa.Schema, part: pa.Schema) -> Iterator[str]:
     """The paths in a part of what `schema` has; the whole column where a field of its lists is missing."""
     for one in schema:
         if one.name not in part.names:
@@ -255,7 +255,7 @@ def _has_fields(kind: pa.DataType) -> bool:
     return bool(types.is_list(kind) and types.is_struct(kind.value_type))
 
 
-def _conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
+def _conform_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """The columns of a schema, by their names; null where the table has none."""
     pa, known = cols.arrow(), set(table.column_names)
     columns = [table[it.name].cast(it.type) if it.name in known else pa.nulls(len(table), it.type) for it in schema]
@@ -270,7 +270,7 @@ def bodies_in(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """
     for name in cols.body_schema().names:
         table.field(name)
-    return _conformed(table, schema)
+    return _conform_table(table, schema)
 
 
 def packed_in(table: pa.Table, path: Path) -> list[tuple[str, int, int]]:
@@ -279,7 +279,7 @@ def packed_in(table: pa.Table, path: Path) -> list[tuple[str, int, int]]:
     Raises:
         UsageError: the part names what is no segment.
     """
-    with told(path):
+    with part_errors(path):
         found = loads((table.schema.metadata or {}).get(PACKED, b"[]"))
         for name, row, body in found:
             if name != os.path.basename(name) or name.startswith(".") or type(row) is not int or type(body) is not int:
@@ -301,7 +301,7 @@ class Sealed:
             UsageError: the part cannot be read.
             FileNotFoundError: it is not there.
         """
-        with told(self.path):
+        with part_errors(self.path):
             return self._body(index)
 
     def _body(self, index: int) -> tuple[bytes, list[Tokens], bytes | None]:
@@ -318,9 +318,9 @@ class Sealed:
             rows.append(Tokens(**held, turns=spans))
         if events := table["events"].cast("binary")[0].as_py():
             events = put_back(self.path.parent.parent, events, table["blobs"][0].as_py() or ())
-        return next(self._records(table))[1], rows, events
+        return next(self._batch_records(table))[1], rows, events
 
-    def _records(self, table: pa.Table) -> Iterator[tuple[str, bytes]]:
+    def _batch_records(self, table: pa.Table) -> Iterator[tuple[str, bytes]]:
         for id, record, names in zip(*(table[name].to_pylist() for name in _RECORD), strict=True):
             if not isinstance(record, bytes):
                 raise ValueError(f"the body of '{id}' is no record")
@@ -328,12 +328,12 @@ class Sealed:
 
     def has_events(self) -> bool:
         """True if any body holds events; a row group at a time, to the first that does."""
-        with told(self.path), cols.arrow().parquet.ParquetFile(self.path) as file:
+        with part_errors(self.path), cols.arrow().parquet.ParquetFile(self.path) as file:
             held = (file.read_row_group(at, columns=["events"])["events"] for at in range(file.num_row_groups))
             return any(events.null_count < len(events) for events in held)
 
     def records(self) -> Iterator[tuple[str, bytes]]:
         """The records of all bodies with their ids, a row group at a time."""
-        with told(self.path), cols.arrow().parquet.ParquetFile(self.path) as file:
+        with part_errors(self.path), cols.arrow().parquet.ParquetFile(self.path) as file:
             for group in range(file.num_row_groups):
-                yield from self._records(file.read_row_group(group, columns=_RECORD, use_threads=False))
+                yield from self._batch_records(file.read_row_group(group, columns=_RECORD, use_threads=False))

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from rlenv.errors import UsageError
 from rlenv.runs import columns as cols
 from rlenv.runs.files import Body
-from rlenv.runs.journal import Lines, path_of, put_back, read_body, segments
-from rlenv.runs.parts import Sealed, packed_in, part_of, read_part, schema_of, told
+from rlenv.runs.journal import Lines, path_of, put_back, read_body, segment_names
+from rlenv.runs.parts import Sealed, packed_in, part_errors, part_of, read_part, schema_of
 from rlenv.runs.schema import ROW, Tokens
 
 if TYPE_CHECKING:
@@ -90,18 +90,18 @@ class RunReader:
         """Takes what is there; false where something of it was sealed or packed before it could be read."""
         is_whole = True
         # Journals are listed before parts: a segment that is sealed in between is then seen in both, never in neither.
-        journals = segments(self.run)
+        journals = segment_names(self.run)
         for kind, known, opened in (("episodes", self._parts, self._open), ("late", self._late_parts, self._late_open)):
             packed = self._packed if kind == "episodes" else {}  # late parts are never packed
-            for segment in self._listed(kind):
+            for segment in self._sealed_names(kind):
                 if segment not in packed:
-                    is_whole &= self._take(kind, segment, known, opened)
+                    is_whole &= self._take_sealed(kind, segment, known, opened)
             for segment in sorted(journals):
                 if segment not in known and segment not in packed:
-                    is_whole &= self._follow(kind, segment, known, opened)
+                    is_whole &= self._follow_journal(kind, segment, known, opened)
         return is_whole
 
-    def _listed(self, kind: str) -> list[str]:
+    def _sealed_names(self, kind: str) -> list[str]:
         with contextlib.suppress(FileNotFoundError), os.scandir(self.run / kind) as entries:
             # Packed parts first: what they hold is not taken from the parts that they were made of.
             return sorted(
@@ -110,7 +110,7 @@ class RunReader:
             )
         return []
 
-    def _take(self, kind: str, segment: str, known: dict[str, pa.Table], opened: dict[str, _Open]) -> bool:
+    def _take_sealed(self, kind: str, segment: str, known: dict[str, pa.Table], opened: dict[str, _Open]) -> bool:
         """A sealed part in the place of its journal; false where it is gone."""
         if segment in known:
             return True
@@ -131,13 +131,13 @@ class RunReader:
         self.version += 1
         return True
 
-    def _follow(self, kind: str, segment: str, known: dict[str, pa.Table], opened: dict[str, _Open]) -> bool:
+    def _follow_journal(self, kind: str, segment: str, known: dict[str, pa.Table], opened: dict[str, _Open]) -> bool:
         """The new lines of a journal; false where it is gone."""
         lines = opened.get(segment)
         if lines is None:
             path = path_of(self.run, segment, "rows" if kind == "episodes" else "late")
             if not path.exists():  # a journal of the other kind alone, or one that was sealed since it was listed
-                return segment in segments(self.run) and not part_of(self.run, kind, segment).exists()
+                return segment in segment_names(self.run) and not part_of(self.run, kind, segment).exists()
             lines = opened[segment] = _Open(Lines(path))
         try:
             new = lines.lines.read()
@@ -162,14 +162,14 @@ class RunReader:
             live = [row for segment in self._open.values() for row in segment.rows]
             for part, held in self._parts.items():
                 if held.schema.names != schema.names:  # a plug-in was imported since it was read
-                    self._parts[part] = self._part(part, schema)
+                    self._parts[part] = self._part_columns(part, schema)
             tables = [*self._parts.values(), cols.rows_table(live, schema)]
             facts = {segment: cols.rows_table(one.rows, cols.late_schema()) for segment, one in self._late_open.items()}
-            counted = self._counted(pa.concat_tables(tables))
-            self._table = cols.completed(counted, cols.in_order(facts | self._late_parts))
+            counted = self._counted_rows(pa.concat_tables(tables))
+            self._table = cols.with_late_facts(counted, cols.merge_late_facts(facts | self._late_parts))
         return self._table
 
-    def _counted(self, table: pa.Table) -> pa.Table:
+    def _counted_rows(self, table: pa.Table) -> pa.Table:
         import pyarrow.compute as pc
 
         for attempt, step in self.from_steps.items():
@@ -233,7 +233,7 @@ class RunReader:
     def _said_last(self, column: str) -> dict[str, Any]:
         if column not in self._last:
             live = {segment: one.rows for segment, one in self._late_open.items()}
-            self._last[column] = cols.said_last(self._late_parts, live, column)
+            self._last[column] = cols.latest_values(self._late_parts, live, column)
         return self._last[column]
 
     def nested(self, column: str, ids: Sequence[str] | None = None) -> pa.Table:
@@ -245,10 +245,10 @@ class RunReader:
         import pyarrow.compute as pc
 
         pa = cols.arrow()
-        whole = pa.concat_tables(self._lists(column, None if ids is None else self._held_in(ids), ()))
+        whole = pa.concat_tables(self._list_columns(column, None if ids is None else self._held_in(ids), ()))
         asked = self.table["id"].combine_chunks() if ids is None else pa.array(list(ids), pa.string())
-        whole = self._with_late(whole.filter(pc.is_in(whole["id"], value_set=asked)), column)
-        found = cols.flattened(whole, column)
+        whole = self._with_late_terms(whole.filter(pc.is_in(whole["id"], value_set=asked)), column)
+        found = cols.flatten_lists(whole, column)
         return found.set_column(0, "id", whole["id"].take(found["row"]))
 
     def entries(self, column: str, fields: Sequence[str] = ()) -> pa.Table:
@@ -257,28 +257,28 @@ class RunReader:
         Of `fields`, where given, these alone, texts as numbers of words.
         """
         pa = cols.arrow()
-        whole = pa.concat_tables(self._lists(column, None, fields))
+        whole = pa.concat_tables(self._list_columns(column, None, fields))
         if len(whole) != len(self.table):  # of attempts that do not count
             import pyarrow.compute as pc
 
             whole = whole.filter(pc.is_in(whole["id"], value_set=self.table["id"].combine_chunks()))
-        return cols.flattened(self._with_late(whole, column), column)
+        return cols.flatten_lists(self._with_late_terms(whole, column), column)
 
     def _held_in(self, ids: Collection[str]) -> set[str]:
         """The parts and open segments that hold some episodes: an id names its segment."""
         segments = {id.rpartition("-")[0] for id in ids}
         return {self._packed.get(segment, (segment,))[0] for segment in segments}
 
-    def _lists(self, column: str, asked: Collection[str] | None, fields: Sequence[str]) -> list[pa.Table]:
+    def _list_columns(self, column: str, asked: Collection[str] | None, fields: Sequence[str]) -> list[pa.Table]:
         """Ids and lists of `column`, in the order of `table`; of some parts and segments, where `asked`."""
         schema = cols.list_schema(column, tuple(fields))
         parts = [one for one in self._parts if asked is None or one in asked]
         live = [one for segment, one in self._open.items() if asked is None or segment in asked]
-        tables = [self._part(part, schema) for part in parts]
+        tables = [self._part_columns(part, schema) for part in parts]
         bare = [table.replace_schema_metadata() for table in tables]
         return [*bare, cols.rows_table([row for one in live for row in one.rows], schema)]
 
-    def _with_late(self, whole: pa.Table, column: str) -> pa.Table:
+    def _with_late_terms(self, whole: pa.Table, column: str) -> pa.Table:
         """Lists of terms with those that came later in their place."""
         if column != "terms" or not (said := self._said_last("terms")):
             return whole
@@ -290,7 +290,7 @@ class RunReader:
         order = pa.array([behind.get(place, place) for place in range(len(ids))], pa.int64())
         return pa.concat_tables([whole, others]).take(order)
 
-    def counts(self, row: Mapping[str, Any]) -> bool:
+    def is_counted(self, row: Mapping[str, Any]) -> bool:
         """True if a row is of an attempt that was not gone on from before it, and its sample was not played again."""
         if self._is_replaced(row):
             return False
@@ -306,13 +306,13 @@ class RunReader:
             if segment in self._open:
                 yield from ({**dict.fromkeys(ROW), **row} for row in self._open[segment].rows)
                 continue
-            yield from self._part(segment, None).to_pylist()
+            yield from self._part_columns(segment, None).to_pylist()
 
-    def _part(self, part: str, schema: pa.Schema | None) -> pa.Table:
+    def _part_columns(self, part: str, schema: pa.Schema | None) -> pa.Table:
         """Columns of the rows of a part as they were when it was taken, wherever they are now; all without a schema."""
 
         def read(path: Path) -> pa.Table:
-            with told(path):  # a list that this part holds as another type is a fault of the part
+            with part_errors(path):  # a list that this part holds as another type is a fault of the part
                 return read_part(path, schema or cols.whole_schema(cols.row_schema(), [schema_of(path)]))
 
         try:
@@ -323,7 +323,7 @@ class RunReader:
 
     def _moved_to(self, segment: str) -> tuple[str, int, int]:
         """The place of a segment's rows and bodies that were packed since the last look. Raises UsageError: nowhere."""
-        for part in self._listed("episodes"):
+        for part in self._sealed_names("episodes"):
             if segment not in self._moved and part.startswith("P-") and part not in self._parts:
                 path = part_of(self.run, "episodes", part)
                 held = packed_in(read_part(path, cols.arrow().schema([cols.row_schema().field("id")])), path)
@@ -387,7 +387,7 @@ class RunReader:
             raise UsageError(f"the body of '{id}' was not kept")
         path = path_of(self.run, segment, "bodies")
         try:
-            with told(path), path.open("rb") as file:
+            with part_errors(path), path.open("rb") as file:
                 record, tokens, events = read_body(file.fileno(), rows[at])
             blobs = rows[at].get("blobs") or ()
             return put_back(self.run, bytes(record), blobs), tokens, events and put_back(self.run, events, blobs)

@@ -19,8 +19,8 @@ from rlenv._base.paths import names_in
 from rlenv._base.text import nearest
 from rlenv.errors import UsageError
 from rlenv.runs import files
-from rlenv.runs.columns import arrow, completed, flattened, late_schema, row_schema, rows_table
-from rlenv.runs.events import parsed
+from rlenv.runs.columns import arrow, flatten_lists, late_schema, row_schema, rows_table, with_late_facts
+from rlenv.runs.events import parse_events
 from rlenv.runs.files import Body
 from rlenv.runs.folder import is_run, open_run
 from rlenv.runs.journal import object_at
@@ -48,10 +48,10 @@ def recorded(name: str | Path) -> list[Trajectory]:
     Raises:
         UsageError: there is none, it is empty, or what is there cannot be read.
     """
-    return [trajectory for _, trajectory in with_ids(name)]
+    return [trajectory for _, trajectory in episodes_with_ids(name)]
 
 
-def with_ids(name: str | Path, count: int | None = None) -> list[tuple[str, Trajectory]]:
+def episodes_with_ids(name: str | Path, count: int | None = None) -> list[tuple[str, Trajectory]]:
     """The same, the first `count` of them, each with its id; those of a file have none ("").
 
     Raises:
@@ -60,7 +60,7 @@ def with_ids(name: str | Path, count: int | None = None) -> list[tuple[str, Traj
     path = Path(name)
     if is_run(path):
         reader = open_run(path)
-        found = [(id, reader.body(id).trajectory()) for id in in_order(reader)[:count]]
+        found = [(id, reader.body(id).trajectory()) for id in ordered_ids(reader)[:count]]
     else:
         found = [("", trajectory) for trajectory in files.read(file_of(path))][:count]
     if not found:
@@ -68,7 +68,7 @@ def with_ids(name: str | Path, count: int | None = None) -> list[tuple[str, Traj
     return found
 
 
-def with_facts(name: str | Path) -> list[tuple[Facts | None, Trajectory]]:
+def episodes_with_facts(name: str | Path) -> list[tuple[Facts | None, Trajectory]]:
     """The same, each with the step, sample, mode and group of its row; None for those of a file, which have none.
 
     Raises:
@@ -78,7 +78,7 @@ def with_facts(name: str | Path) -> list[tuple[Facts | None, Trajectory]]:
         row["id"]: Facts(step=row["step"], sample=row["sample"], mode=row["mode"], group=row["group"] or "")
         for row in (open_run(name).rows() if is_run(Path(name)) else ())
     }
-    return [(known.get(id), trajectory) for id, trajectory in with_ids(name)]
+    return [(known.get(id), trajectory) for id, trajectory in episodes_with_ids(name)]
 
 
 def whole_groups(name: str | Path, count: int | None = None) -> list[Hashable]:
@@ -90,10 +90,10 @@ def whole_groups(name: str | Path, count: int | None = None) -> list[Hashable]:
     path = Path(name)
     if is_run(path):
         reader = open_run(path)
-        rows = {row["id"]: row for row in reader.rows() if reader.counts(row)}
+        rows = {row["id"]: row for row in reader.rows() if reader.is_counted(row)}
         of = {id: (row["step"], row["mode"], row["group"], row["split"], row["task"]) for id, row in rows.items()}
         every: list[Hashable] = [*of.values()]
-        chosen: list[Hashable] = [of[id] for id in in_order(reader)[:count]]
+        chosen: list[Hashable] = [of[id] for id in ordered_ids(reader)[:count]]
     else:
         every = [(one.split, one.task_index) for one in files.read(file_of(path))]
         chosen = every[:count]
@@ -106,13 +106,13 @@ def machines_of(name: str | Path) -> Callable[[int], Mapping[str, Any]]:
     if not is_run(Path(name)):
         return lambda _: {}
     reader = open_run(name)
-    ids = in_order(reader)
+    ids = ordered_ids(reader)
 
-    def held(index: int) -> Mapping[str, Any]:
-        events = parsed(reader.body(ids[index]).events or b"[]", f"{name}: the body of '{ids[index]}'")
+    def layers_of(index: int) -> Mapping[str, Any]:
+        events = parse_events(reader.body(ids[index]).events or b"[]", f"{name}: the body of '{ids[index]}'")
         return {one.name: one.response for one in events if one.kind == "layer" and one.outcome == "ok"}
 
-    return held
+    return layers_of
 
 
 def recorded_in(run: Path) -> Iterator[Trajectory]:
@@ -124,13 +124,13 @@ def recorded_in(run: Path) -> Iterator[Trajectory]:
         UsageError: there is no such folder, or it cannot be read.
     """
     reader = open_run(run)
-    for id in in_order(reader):
+    for id in ordered_ids(reader):
         yield reader.body(id).trajectory()
 
 
-def in_order(reader: RunReader) -> list[str]:
+def ordered_ids(reader: RunReader) -> list[str]:
     """The ids of the episodes that count and whose bodies were kept, by step, mode, split, task and sample."""
-    rows = [row for row in reader.rows() if row["has_body"] and reader.counts(row)]
+    rows = [row for row in reader.rows() if row["has_body"] and reader.is_counted(row)]
     rows.sort(key=lambda row: (row["step"], row["mode"], row["split"], row["task"], row["sample"], row["seed"]))
     return [row["id"] for row in rows]
 
@@ -181,14 +181,14 @@ def expected_of(run: Path, lock: str, task: Mapping[str, Any]) -> dict[str, str]
     found = {}
     for name, term in terms.items() if isinstance(terms, Mapping) else ():
         asks = term.get("asks") if isinstance(term, Mapping) else None
-        if isinstance(asks, Mapping) and (said := _expected(asks, task)):
+        if isinstance(asks, Mapping) and (said := _expected_text(asks, task)):
             found[name] = cut_end(said, _MOST_SAID)
     return found
 
 
-def _expected(asks: Mapping[str, Any], task: Mapping[str, Any]) -> str:
+def _expected_text(asks: Mapping[str, Any], task: Mapping[str, Any]) -> str:
     if "expect" in asks:
-        golds = _gold(asks["expect"], task)
+        golds = _gold_values(asks["expect"], task)
         joined = " and " if asks.get("mode", asks.get("match")) == "all" else " or "
         return joined.join(one if isinstance(one, str) else json.dumps(one, default=str) for one in golds)
     if isinstance(asks.get("pattern"), str):
@@ -200,10 +200,10 @@ def _expected(asks: Mapping[str, Any], task: Mapping[str, Any]) -> str:
     )
 
 
-def _gold(value: Any, task: Mapping[str, Any]) -> list[Any]:
+def _gold_values(value: Any, task: Mapping[str, Any]) -> list[Any]:
     """The accepted values; empty where one of them is not known."""
     if isinstance(value, list):
-        each = [_gold(one, task) for one in value]
+        each = [_gold_values(one, task) for one in value]
         return [one for some in each for one in some] if all(each) else []
     if not isinstance(value, str):
         return [value]
@@ -262,7 +262,7 @@ class LinesReader:
         """Whether all was read that is there now, but for a last line that is not whole."""
 
     @property
-    def rest(self) -> int:
+    def unread_bytes(self) -> int:
         """The number of bytes of the file, as it was seen last, that were not read."""
         return self._seen[0] - self._at
 
@@ -279,20 +279,20 @@ class LinesReader:
             is_late = self._schema.names != row_schema().names  # a plug-in was imported since: its columns are read too
             if seen == self._seen and self.is_at_end and not is_late:
                 return False
-            if is_other := is_late or seen[0] < self._at or self._edges(file) != self._known:
+            if is_other := is_late or seen[0] < self._at or self._edge_bytes(file) != self._known:
                 self._begin()
             self._seen, self.is_at_end = seen, False
             try:
                 self._read(file)
             finally:
-                self._known = self._edges(file)
+                self._known = self._edge_bytes(file)
                 is_new = len(self._starts) != before or (is_other and before > 0)
                 if is_new:
                     self.version += 1
                     self._whole = self._flat = None
         return is_new
 
-    def _edges(self, file: IO[bytes]) -> tuple[bytes, bytes]:
+    def _edge_bytes(self, file: IO[bytes]) -> tuple[bytes, bytes]:
         """The first and the last bytes of what was read."""
         count = min(self._at, _KNOWN)
         return os.pread(file.fileno(), count, 0), os.pread(file.fileno(), count, self._at - count)
@@ -302,13 +302,13 @@ class LinesReader:
         until, before = self._at + self._look, len(self._starts)
         while self._at < until or len(self._starts) == before:
             line = file.readline(files.MAX_LINE_BYTES + 1)
-            if not line or (line.strip() and not self._take(line)):
+            if not line or (line.strip() and not self._take_line(line)):
                 self.is_at_end = True
                 return
             self._at += len(line)
             self._line += line.endswith(b"\n")
 
-    def _take(self, line: bytes) -> bool:
+    def _take_line(self, line: bytes) -> bool:
         """True if the line was read, or is to be left out; not where it is the end of a file that is being written."""
         try:
             trajectory = files.parse(line)
@@ -331,7 +331,7 @@ class LinesReader:
             self._rows = []
         return True
 
-    def _all(self) -> pa.Table:
+    def _whole_table(self) -> pa.Table:
         if self._whole is None:
             self._whole = arrow().concat_tables([*self._tables, rows_table(self._rows, self._schema)])
         return self._whole
@@ -340,23 +340,23 @@ class LinesReader:
     def table(self) -> pa.Table:
         """The flat columns of all rows, and those of what comes later, which are null."""
         if self._flat is None:
-            self._flat = completed(self._all().drop_columns([*NESTED]), late_schema().empty_table())
+            self._flat = with_late_facts(self._whole_table().drop_columns([*NESTED]), late_schema().empty_table())
         return self._flat
 
     def nested(self, column: str, ids: Sequence[str] | None = None) -> pa.Table:
         """A list of `NESTED` of episodes, one row an entry, with the episode's `id` beside; of all without `ids`."""
-        whole = self._all().select(["id", column])
+        whole = self._whole_table().select(["id", column])
         if ids is not None:
             import pyarrow.compute as pc
 
             whole = whole.filter(pc.is_in(whole["id"], value_set=arrow().array(list(ids), "string")))
-        found = flattened(whole, column)
+        found = flatten_lists(whole, column)
         return found.set_column(0, "id", whole["id"].take(found["row"]))
 
     def entries(self, column: str, fields: Sequence[str] = ()) -> pa.Table:
         """The entries of such a list of all lines (of `fields`, where given, these alone), with the place of their row
         in `table` as `row`."""
-        found = flattened(self._all(), column)
+        found = flatten_lists(self._whole_table(), column)
         return found.select(["row", *fields]) if fields else found
 
     def body(self, id: str) -> Body:

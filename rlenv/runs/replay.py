@@ -21,7 +21,7 @@ from rlenv.messages import Message, Sampled, ToolResult
 from rlenv.rewards.base import Measured, RewardContext, Term
 from rlenv.rewards.group import score_groups
 from rlenv.rewards.scorer import Scorer
-from rlenv.runs.summary import same, value_of
+from rlenv.runs.summary import is_same, value_of
 from rlenv.secrets import redact_value
 from rlenv.trajectory import TERMINATIONS, RewardBreakdown, TermResult, Trajectory, Turn
 
@@ -64,21 +64,21 @@ async def replay(
     """
     places = asyncio.Semaphore(concurrency)
 
-    async def one(index: int, recorded: Trajectory) -> Replayed:
+    async def replay_one(index: int, recorded: Trajectory) -> Replayed:
         async with places:
             own = lane(index) if lane is not None else None
             with entered(own):
-                return await _replayed(environment, recorded, is_taped=own is not None)
+                return await _replay_episode(environment, recorded, is_taped=own is not None)
 
-    found = await together([one(index, trajectory) for index, trajectory in enumerate(trajectories)])
+    found = await together([replay_one(index, trajectory) for index, trajectory in enumerate(trajectories)])
     scorer = environment.parts.scorer
     if scorer.has_group_terms:
         named = groups if groups is not None else [(one.split, one.task_index) for one in trajectories]
-        found = await _with_groups(environment, found, named, is_taped=lane is not None)
-    return [_compared(one) for one in found]
+        found = await _with_group_terms(environment, found, named, is_taped=lane is not None)
+    return [_compare_replay(one) for one in found]
 
 
-async def _with_groups(
+async def _with_group_terms(
     environment: Environment, found: Sequence[Replayed], groups: Sequence[Hashable], *, is_taped: bool
 ) -> list[Replayed]:
     """The episodes with the group terms of their rewards, where the whole group is among them.
@@ -120,25 +120,25 @@ def _has_waited(one: Replayed, names: Sequence[str]) -> bool:
     return one.again is None or all(then.get(name) == now.get(name) for name in names)
 
 
-def _compared(one: Replayed) -> Replayed:
+def _compare_replay(one: Replayed) -> Replayed:
     if one.again is None:
         return one
     files = {
         path
-        for before, now in zip(_changed(one.recorded), _changed(one.again), strict=False)
+        for before, now in zip(_changed_files(one.recorded), _changed_files(one.again), strict=False)
         for path, _ in before.items() ^ now.items()
     }
     told = (*one.differences, *_compare(one.recorded, one.again, one.left_out))
     return replace(one, differences=told, files=tuple(sorted(files)))
 
 
-def _changed(one: Trajectory) -> list[Mapping[str, Any]]:
+def _changed_files(one: Trajectory) -> list[Mapping[str, Any]]:
     """By term and path, what of an episode's files in machines tells whether they are the same."""
     terms = [one.reward.terms[name].details.get("changed") or () for name in sorted(one.reward.terms)]
     return [{str(each.get("path")): (each.get("kind"), each.get("sha256")) for each in term} for term in terms]
 
 
-async def _replayed(environment: Environment, recorded: Trajectory, *, is_taped: bool) -> Replayed:
+async def _replay_episode(environment: Environment, recorded: Trajectory, *, is_taped: bool) -> Replayed:
     has_failed = recorded.failure is not None and recorded.failure.reason != "reward"
     if recorded.failure is not None and has_failed and not (is_taped and recorded.turns):
         return Replayed(recorded, None, (), f"it had failed: {recorded.failure.reason}")
@@ -158,31 +158,31 @@ async def _replayed(environment: Environment, recorded: Trajectory, *, is_taped:
     async def play(other: Episode) -> None:
         async with other:
             if (then := others.get(other.task["player"])) is not None:
-                await _take(other, then)
+                await _take_actions(other, then)
 
     async with environment.start(task=task, split=recorded.split, seed=recorded.seed, others=play) as episode:
         prompt = episode.messages
-        await _take(episode, recorded)
+        await _take_actions(episode, recorded)
         again = episode.trajectory
     was = plain(recorded.messages[: len(prompt)])
     differences = [*moved, *_difference("prompt", was, plain(prompt))]
     return Replayed(recorded, again, tuple(differences))
 
 
-async def _take(episode: Episode, recorded: Trajectory) -> None:
+async def _take_actions(episode: Episode, recorded: Trajectory) -> None:
     """Takes the recorded actions, and ends the episode as it had ended."""
     for turn in recorded.turns:
         if episode.is_ended:
             break
         told = (turn.finish_reason, turn.token_ids, turn.logprobs, turn.prompt_token_ids)
-        await episode.step(Sampled(_action(episode, turn), *told))
+        await episode.step(Sampled(_recorded_action(episode, turn), *told))
     if not episode.is_ended and recorded.failure is not None and recorded.failure.reason != "reward":
         episode.fail(recorded.failure.reason, recorded.failure.message)  # by the policy, or in the turn that is lost
     if not episode.is_ended:
         await episode.truncate(recorded.cut_by or "left")
 
 
-def _action(episode: Episode, turn: Turn) -> str | Message:
+def _recorded_action(episode: Episode, turn: Turn) -> str | Message:
     """A recorded action as it was taken: calls that came as data are no calls of the text that stands for them."""
     calls = turn.parsed.calls
     if not calls or any(call.start >= 0 for call in calls):
@@ -203,23 +203,23 @@ def _compare(old: Trajectory, new: Trajectory, left_out: Sequence[str]) -> list[
         found.append(f"turns: {len(old.turns)} before, {len(new.turns)} now")
     for before, now in zip(old.turns, new.turns, strict=False):
         place = f"turn {before.index + 1}"  # as the viewer counts
-        found += _difference(f"{place}, calls", _calls(before), _calls(now))
-        found += _outages(before, now)
-        found += _difference(f"{place}, observation", _shown(before), _shown(now))
+        found += _difference(f"{place}, calls", _plain_calls(before), _plain_calls(now))
+        found += _passing_outages(before, now)
+        found += _difference(f"{place}, observation", _shown_messages(before), _shown_messages(now))
     if missed is not None:  # what follows from it says nothing more
         return [*found, missed.message]
     found += _difference("end", [old.reason, old.truncated], [new.reason, new.truncated])
     found += _difference("answer", old.answer, new.answer)
     for name in dict.fromkeys([*old.reward.terms, *new.reward.terms]):
         if name not in left_out:
-            found += _numbers(f"reward {name}", value_of(old, name), value_of(new, name))
+            found += _number_difference(f"reward {name}", value_of(old, name), value_of(new, name))
     if left_out:
         return found
-    found += _numbers("reward", old.reward.total, new.reward.total)
+    found += _number_difference("reward", old.reward.total, new.reward.total)
     return found + _difference("success", old.success, new.success)
 
 
-def _outages(old: Turn, new: Turn) -> Iterator[str]:
+def _passing_outages(old: Turn, new: Turn) -> Iterator[str]:
     """Calls that failed for want of the infrastructure once and not twice: no change of the environment's."""
     for index, (before, now) in enumerate(zip(old.results, new.results, strict=False)):
         place = f"turn {old.index + 1}, call {index + 1} of '{before.name}'"
@@ -233,11 +233,11 @@ def _is_outage(result: ToolResult) -> bool:
     return result.whose == "infrastructure" and result.reason != "injected"
 
 
-def _calls(turn: Turn) -> Any:
+def _plain_calls(turn: Turn) -> Any:
     return plain(turn.parsed.calls)
 
 
-def _shown(turn: Turn) -> Any:
+def _shown_messages(turn: Turn) -> Any:
     """The messages that the policy was shown; one message's text where it is nothing but that."""
     messages = turn.observation.messages if turn.observation is not None else ()
     if len(messages) == 1 and not messages[0].images:
@@ -245,15 +245,15 @@ def _shown(turn: Turn) -> Any:
     return [plain(message) for message in messages]
 
 
-def _numbers(place: str, old: float | None, new: float | None) -> list[str]:
-    return [] if same(old, new) else _difference(place, old, new)
+def _number_difference(place: str, old: float | None, new: float | None) -> list[str]:
+    return [] if is_same(old, new) else _difference(place, old, new)
 
 
 def _difference(place: str, old: object, new: object) -> list[str]:
-    return [] if old == new else [f"{place}: {_short(old)} before, {_short(new)} now"]
+    return [] if old == new else [f"{place}: {_short_repr(old)} before, {_short_repr(new)} now"]
 
 
-def _short(value: object) -> str:
+def _short_repr(value: object) -> str:
     return cut_end(repr(value), 160)
 
 
@@ -281,7 +281,7 @@ async def rescore(
     """
     places = asyncio.Semaphore(concurrency)
 
-    async def one(index: int, recorded: Trajectory) -> Trajectory:
+    async def rescore_one(index: int, recorded: Trajectory) -> Trajectory:
         own = known[index] if known else {}
         async with places:
             task = dict(recorded.task)
@@ -294,16 +294,16 @@ async def rescore(
                             await episode.resources[name].put_back(held)
                 except EpisodeError as error:
                     episode.fail(error.reason, str(error))
-                scored = await _rescored(episode, recorded, own)
+                scored = await _rescore_episode(episode, recorded, own)
             usage = merged((*as_recorded(recorded.usage), *scored.usage))
             # A row given itself has no index; the recorded one says which task it was.
             return replace(scored, task_index=recorded.task_index, usage=usage)
 
-    scored = await together([one(index, trajectory) for index, trajectory in enumerate(trajectories)])
+    scored = await together([rescore_one(index, trajectory) for index, trajectory in enumerate(trajectories)])
     return await environment.score_groups(scored, groups=groups)
 
 
-async def _rescored(episode: Episode, recorded: Trajectory, known: Mapping[str, TermResult]) -> Trajectory:
+async def _rescore_episode(episode: Episode, recorded: Trajectory, known: Mapping[str, TermResult]) -> Trajectory:
     """The recorded episode, scored on the resources of `episode`, which is open and takes its turns.
 
     The answer is read again, by the environment's rule, from the last turn as it was parsed then. What failed for
@@ -329,7 +329,7 @@ async def _rescored(episode: Episode, recorded: Trajectory, known: Mapping[str, 
         if state is not None:
             await state.take(turn, is_last=is_last, reason=reason, deadline=deadline)
             state = _unless_lost(state, reward, environment, known)
-        episode.turns.append(_placed(episode, turn))
+        episode.turns.append(_with_places(episode, turn))
         if reward.scorer.has_turn_terms and not is_last:
             await reward.score_turn(episode.messages, episode.turns)
     answer, breakdown, success = await reward.score(episode.messages, episode.turns, reason=reason)
@@ -338,7 +338,7 @@ async def _rescored(episode: Episode, recorded: Trajectory, known: Mapping[str, 
     return Trajectory.ended(record, terminated=not is_cut, reason=reason, reward=breakdown, success=success)
 
 
-def _placed(episode: Episode, turn: Turn) -> Turn:
+def _with_places(episode: Episode, turn: Turn) -> Turn:
     """The turn with the places of its content, which no record holds, where the action reads as it did."""
     if turn.parsed.content_at:
         return turn
@@ -360,10 +360,10 @@ def _unless_lost(
 
 def _with_known(terms: Sequence[Term], known: Mapping[str, TermResult]) -> list[Term]:
     """The terms, of which those that are known say what they gave when they were measured."""
-    return [_recalled(term, known[term.name]) if term.name in known else term for term in terms]
+    return [_recall_term(term, known[term.name]) if term.name in known else term for term in terms]
 
 
-def _recalled(term: Term, result: TermResult) -> Term:
+def _recall_term(term: Term, result: TermResult) -> Term:
     def recall(context: RewardContext) -> Measured:
         value = result.value
         if term.spec.when == "turn":

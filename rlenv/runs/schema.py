@@ -131,7 +131,7 @@ class Facts:
     events: bytes | None = None
 
 
-def _calls(trajectory: Trajectory) -> list[ToolResult]:
+def _call_results(trajectory: Trajectory) -> list[ToolResult]:
     return [result for turn in trajectory.turns for result in turn.results]
 
 
@@ -141,32 +141,32 @@ Fold = Callable[[Trajectory, Facts], Any]
 _COLUMNS: Final[Mapping[str, tuple[str, Fold]]] = {
     "environment": ("string", lambda one, facts: encodable(one.environment)),
     "split": ("string", lambda one, facts: encodable(one.split)),
-    "task": ("int32", lambda one, facts: _within(one.task_index, _INT32)),  # a record of others may hold any number
-    "sample": ("int32", lambda one, facts: _within(facts.sample, _INT32)),
-    "seed": ("int64", lambda one, facts: _within(one.seed, _INT64)),
+    "task": ("int32", lambda one, facts: _clamp(one.task_index, _INT32)),  # a record of others may hold any number
+    "sample": ("int32", lambda one, facts: _clamp(facts.sample, _INT32)),
+    "seed": ("int64", lambda one, facts: _clamp(one.seed, _INT64)),
     "group": ("string", lambda one, facts: encodable(facts.group)),
-    "step": ("int32", lambda one, facts: _within(facts.step, _INT32)),
+    "step": ("int32", lambda one, facts: _clamp(facts.step, _INT32)),
     "mode": ("string", lambda one, facts: facts.mode),
     "started": ("float64", lambda one, facts: facts.started),
     "seconds": ("float32", lambda one, facts: one.seconds),
     "turns": ("int32", lambda one, facts: len(one.turns)),
-    "calls_n": ("int32", lambda one, facts: len(_calls(one))),
-    "errors": ("int32", lambda one, facts: sum(result.outcome != "ok" for result in _calls(one))),
-    "malformed": ("int32", lambda one, facts: _within(sum(turn.calls_malformed for turn in one.turns), _INT32)),
+    "calls_n": ("int32", lambda one, facts: len(_call_results(one))),
+    "errors": ("int32", lambda one, facts: sum(result.outcome != "ok" for result in _call_results(one))),
+    "malformed": ("int32", lambda one, facts: _clamp(sum(turn.calls_malformed for turn in one.turns), _INT32)),
     "tokens": ("int32", lambda one, facts: sum(len(row.prompt_ids) + len(row.ids) for row in facts.tokens)),
     "trained_tokens": ("int32", lambda one, facts: sum(bytes(row.mask).count(1) for row in facts.tokens)),
     "respelled": ("int32", lambda one, facts: facts.respelled),
-    "asked_tokens": ("int64", lambda one, facts: _within(asked_tokens(one.usage)[0], _INT64)),
-    "answered_tokens": ("int64", lambda one, facts: _within(asked_tokens(one.usage)[1], _INT64)),
+    "asked_tokens": ("int64", lambda one, facts: _clamp(asked_tokens(one.usage)[0], _INT64)),
+    "answered_tokens": ("int64", lambda one, facts: _clamp(asked_tokens(one.usage)[1], _INT64)),
     "cost": ("float64", lambda one, facts: facts.cost),
     "reward": ("float64", lambda one, facts: one.reward.total),
     "success": ("bool", lambda one, facts: one.success),
     "reason": ("string", lambda one, facts: encodable(one.reason)),
     "failure": ("string", lambda one, facts: encodable(one.failure.reason) if one.failure else ""),
-    "failure_message": ("string", lambda one, facts: _short(one.failure.message, _MESSAGE) if one.failure else ""),
-    "answer": ("string", lambda one, facts: None if one.answer is None else _short(one.answer, _ANSWER)),
+    "failure_message": ("string", lambda one, facts: _cut_to(one.failure.message, _MESSAGE) if one.failure else ""),
+    "answer": ("string", lambda one, facts: None if one.answer is None else _cut_to(one.answer, _ANSWER)),
     "title": ("string", lambda one, facts: _title(one)),
-    "asked": ("string", lambda one, facts: _asked(one)),
+    "asked": ("string", lambda one, facts: _prompt_digest(one)),
 }
 _FOLDS: Final = {name: fold for name, (_, fold) in _COLUMNS.items()}
 
@@ -204,10 +204,10 @@ def add_column(name: str, kind: str, fold: Fold) -> None:
         raise UsageError(f"'{name}' is a column already, or no name of one")
     if kind not in {*ROW.values(), *CALLS.values()}:
         raise UsageError(f"the column '{name}' is of '{kind}'", hint="string, bool, int16 to int64, float32 or float64")
-    ROW[name], _FOLDS[name] = kind, _fitting(name, kind, fold)
+    ROW[name], _FOLDS[name] = kind, _safe_fold(name, kind, fold)
 
 
-def _fitting(name: str, kind: str, fold: Fold) -> Fold:
+def _safe_fold(name: str, kind: str, fold: Fold) -> Fold:
     """A plug-in's fold that ends no run and makes no row unreadable."""
     has_told = False
 
@@ -215,7 +215,7 @@ def _fitting(name: str, kind: str, fold: Fold) -> Fold:
         nonlocal has_told
         try:
             found = fold(trajectory, facts)
-            if _fit({name: found}, {name: kind}):
+            if _fits_columns({name: found}, {name: kind}):
                 return float(found) if found is not None and kind.startswith("float") else found
             why = f"{type(found).__name__} {cut_end(repr(found), _TITLE)} is no value of {kind}"
         except Exception as error:  # a plug-in's own
@@ -239,7 +239,7 @@ def row_of(trajectory: Trajectory, facts: Facts, *, id: str, attempt: int, lock:
     }
 
 
-def _within(number: int | None, most: int) -> int | None:
+def _clamp(number: int | None, most: int) -> int | None:
     return number if number is None else max(-most, min(number, most))
 
 
@@ -249,9 +249,9 @@ def call_of(result: ToolResult, turn: int, index: int) -> dict[str, Any]:
     attempts = details.get("attempts", 1)  # a tool of others may say anything
     count = attempts if type(attempts) is int else len(attempts) if isinstance(attempts, (list, tuple)) else 1
     return {
-        "turn": _within(turn, _INT16),
+        "turn": _clamp(turn, _INT16),
         "index": min(index, _INT16),  # a policy may write more calls into one action than its column counts
-        "tool": _short(result.name, _TITLE),  # a name that the policy wrote, where it is no tool's
+        "tool": _cut_to(result.name, _TITLE),  # a name that the policy wrote, where it is no tool's
         "outcome": result.outcome,
         "started": result.started,
         "waited": result.waited,
@@ -270,7 +270,7 @@ def term_of(term: TermResult) -> dict[str, Any]:
         "value": term.value,
         "weight": term.weight,
         "seconds": term.seconds,
-        "error": _short(term.error, _ERROR),
+        "error": _cut_to(term.error, _ERROR),
     }
 
 
@@ -279,7 +279,7 @@ def usage_of(usage: ModelUsage) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, kind in USAGE.items():
         value = getattr(usage, name)
-        found[name] = _short(value, _NAME) if kind == "string" else _within(value, _INT64) if kind == "int64" else value
+        found[name] = _cut_to(value, _NAME) if kind == "string" else _clamp(value, _INT64) if kind == "int64" else value
     return found
 
 
@@ -299,7 +299,7 @@ def late_of(id: str, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ending_of(trajectory: Trajectory) -> dict[str, Any]:
-    """The facts of an episode whose reward became known after it was kept; for `RunWriter.late`."""
+    """The facts of an episode whose reward became known after it was kept; for `RunWriter.append_late`."""
     ending = {name: getattr(trajectory, name) for name in ENDING}
     if trajectory.usage:  # which grows where models are asked about a group
         ending["usage"] = trajectory.usage
@@ -309,7 +309,7 @@ def ending_of(trajectory: Trajectory) -> dict[str, Any]:
         "success": trajectory.success,
         "reason": encodable(trajectory.reason),
         "failure": encodable(failure.reason) if failure else "",
-        "failure_message": _short(failure.message, _MESSAGE) if failure else "",
+        "failure_message": _cut_to(failure.message, _MESSAGE) if failure else "",
         "ending": json.dumps(plain(ending), separators=(",", ":")),
         "terms": [term_of(term) for term in trajectory.reward.terms.values()],
     }
@@ -320,7 +320,7 @@ def is_row(held: Any) -> bool:
 
     What a disk or another hand has left in a journal may be anything.
     """
-    if not isinstance(held, dict) or any(held.get(name) is None for name in NEVER_NULL) or not _fit(held, ROW):
+    if not isinstance(held, dict) or any(held.get(name) is None for name in NEVER_NULL) or not _fits_columns(held, ROW):
         return False
     if not all(_are_entries(held.get(name), columns) for name, columns in NESTED.items()):
         return False
@@ -334,14 +334,14 @@ def is_late(held: Any) -> bool:
     return (
         isinstance(held, dict)
         and held.get("id") is not None
-        and _fit(held, LATE)
+        and _fits_columns(held, LATE)
         and _are_entries(held.get("terms"), TERMS)
-        and _fit(held, {"events": "string"})
+        and _fits_columns(held, {"events": "string"})
         and _are_names(held.get("blobs"))
     )
 
 
-def _fit(held: Mapping[str, Any], columns: Mapping[str, str]) -> bool:
+def _fits_columns(held: Mapping[str, Any], columns: Mapping[str, str]) -> bool:
     for name, kind in columns.items():
         value = held.get(name)
         if value is None:
@@ -366,7 +366,7 @@ _FLOAT: Final = 1.7976931348623157e308
 
 def _are_entries(held: Any, columns: Mapping[str, str]) -> bool:
     return held is None or (
-        isinstance(held, list) and all(isinstance(one, dict) and _fit(one, columns) for one in held)
+        isinstance(held, list) and all(isinstance(one, dict) and _fits_columns(one, columns) for one in held)
     )
 
 
@@ -390,7 +390,7 @@ def _are_tokens(held: Any) -> bool:
     )
 
 
-def _asked(trajectory: Trajectory) -> str:
+def _prompt_digest(trajectory: Trajectory) -> str:
     """16 hexadecimal digits, equal for equal prompts."""
     digest = hashlib.blake2b(digest_size=8)
     for message in trajectory.messages:
@@ -404,8 +404,8 @@ def _asked(trajectory: Trajectory) -> str:
 
 def _title(trajectory: Trajectory) -> str:
     asked = next((message.content for message in trajectory.messages if message.role == "user"), "")
-    return _short(" ".join(asked[: 4 * _TITLE].split()), _TITLE)
+    return _cut_to(" ".join(asked[: 4 * _TITLE].split()), _TITLE)
 
 
-def _short(text: str, limit: int) -> str:
+def _cut_to(text: str, limit: int) -> str:
     return encodable(cut_end(text, limit))

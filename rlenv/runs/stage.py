@@ -26,7 +26,7 @@ from rlenv.runs.folder import STOP, KeptRun, Kind, RunInfo, read_info
 from rlenv.runs.locks.files import Say, kept_settings, tree_sha256
 from rlenv.runs.locks.lock import FOLDER, Lock, changed_since, lock_of
 from rlenv.runs.schema import Facts, Mode
-from rlenv.runs.usage import Budget, Prices, as_prices, cost_of, counting
+from rlenv.runs.usage import Budget, Prices, as_prices, cost_of, count_spending
 from rlenv.runs.writer import RunWriter
 from rlenv.secrets import leave_open, logger
 from rlenv.trajectory import Trajectory
@@ -117,7 +117,7 @@ class Stage:
         ended.
         """
         began, cost, lane = time.time() - trajectory.seconds, cost_of(trajectory.usage, self.costs), here()
-        events = None if self._recorder is None or lane is None else self._recorder.taken(lane)
+        events = None if self._recorder is None or lane is None else self._recorder.take_events(lane)
         return Facts(mode=mode, started=began, cost=cost, events=events, **facts)
 
     @contextmanager
@@ -140,14 +140,14 @@ class Stage:
             who: dict[str, Any] = {"policy": actor.facts, "tokenizer": actor.tokenizer}
             lock = lock_of(environment, splits=[facts["split"]], say=self.say, **who, **made_of)
         with ExitStack() as stack:
-            kept = self.kept(environment, lock=lock, policy=actor.name, model=actor.model, **facts)
+            kept = self.keep_run(environment, lock=lock, policy=actor.name, model=actor.model, **facts)
             out = stack.enter_context(kept)
-            stack.enter_context(self._taped(out, lock, environment))
-            stack.enter_context(counting(self.costs, self.say))
+            stack.enter_context(self._on_tape(out, lock, environment))
+            stack.enter_context(count_spending(self.costs, self.say))
             yield out
 
     @contextmanager
-    def kept(
+    def keep_run(
         self, environment: Environment, *, lock: Lock | None, policy: str = "", model: str = "", **facts: Any
     ) -> Iterator[KeptRun | None]:
         """The run in its folder until it ends; None where none is kept.
@@ -183,10 +183,10 @@ class Stage:
                 self.say(f"{out.path}: {out.lost} writes failed, and what they held of the run is not kept")
 
     @contextmanager
-    def _taped(self, out: KeptRun | None, lock: Lock | None, environment: Environment) -> Iterator[None]:
+    def _on_tape(self, out: KeptRun | None, lock: Lock | None, environment: Environment) -> Iterator[None]:
         with ExitStack() as stack:
             if self._recorder is not None:
-                stack.enter_context(self._recorded(self._recorder, out, lock))
+                stack.enter_context(self._recording(self._recorder, out, lock))
             if self._player is not None and self._player.is_offline:
                 stack.enter_context(offline())
                 stack.enter_context(self._without_keys())
@@ -196,11 +196,11 @@ class Stage:
                 self.say(f"{self.tape} lacks what is asked: {since}")
 
     @contextmanager
-    def _recorded(self, recorder: Recorder, out: KeptRun | None, lock: Lock | None) -> Iterator[None]:
+    def _recording(self, recorder: Recorder, out: KeptRun | None, lock: Lock | None) -> Iterator[None]:
         """Has kept what no episode takes: what was asked before the first, and what is left at the end."""
         hash12 = recorder.lock = lock.hash12 if lock is not None else ""
         with ExitStack() as stack:
-            late = None if out is None else out.late
+            late = None if out is None else out.append_late
             if late is None:  # what the tape lacks is added to it
                 folder = Path(self.tape or "")
                 with disk_told(folder, "written"):
@@ -208,11 +208,11 @@ class Stage:
                     stack.callback(writer.close)
                     if lock is not None:
                         lock.write(folder)
-                late = writer.late
+                late = writer.append_late
 
             def flush() -> None:
                 try:
-                    if events := recorder.rest():
+                    if events := recorder.take_rest():
                         late("", {"events": events})
                 except OSError as error:
                     self.say(f"{self.tape}: what was asked could not be added: {error.strerror or error}")
@@ -227,7 +227,7 @@ class Stage:
         if self._flush is not None:
             self._flush()
 
-    async def stoppable(self, work: Coroutine[Any, Any, _T]) -> _T:
+    async def run_stoppable(self, work: Coroutine[Any, Any, _T]) -> _T:
         """The result of `work`, which is cancelled once a file `stop` is in the run's folder, or the budget is spent.
 
         Raises:
@@ -240,7 +240,7 @@ class Stage:
                 task not in (await asyncio.wait((task, spent), timeout=_EACH_S, return_when=asyncio.FIRST_COMPLETED))[0]
             ):
                 if spent.done():
-                    raise RunStopped(self.budget.said())
+                    raise RunStopped(self.budget.stop_reason())
                 if self.out and os.path.exists(stop):  # noqa: ASYNC240 - a look at a name takes no time
                     raise RunStopped(f"{stop} asks for the end")
             return task.result()
@@ -294,7 +294,7 @@ class PolicyChoice:
         if kind == "script":
             return ScriptPolicy(rest)
         if kind == "openai":
-            return self._openai(concurrency)
+            return self._openai_policy(concurrency)
         if kind == "hf":
             place = local_model(rest, chat_template=self.chat_template)
             load = adapter("hf", wanted_by="--policy hf:MODEL").load_policy
@@ -303,7 +303,7 @@ class PolicyChoice:
             return policy
         raise UsageError(f"no policy '{self.name}'; expected {NAMES}")
 
-    def _openai(self, concurrency: int) -> Policy:
+    def _openai_policy(self, concurrency: int) -> Policy:
         from rlenv.policies.openai import OpenAIPolicy
 
         if not self.base_url or not self.model:
@@ -339,7 +339,7 @@ class Actor:
         """The mode of its sampling."""
         return "greedy" if self.facts.get("sampling", {}).get("temperature") == 0 else "sampled"
 
-    def against(self, other: Actor, environment: Environment) -> Actor:
+    def with_opponent(self, other: Actor, environment: Environment) -> Actor:
         """This one, with the other players of the environment played by `other`.
 
         Raises:

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from rlenv._base.bounded import grouped
-from rlenv.runs.figures import PassAtK, clustered, mean_interval, mean_of_parts, pass_curve
-from rlenv.runs.usage import Prices, Spending, spent
+from rlenv.runs.figures import PassAtK, clustered_interval, mean_interval, mean_of_parts, pass_curve
+from rlenv.runs.usage import Prices, Spending, spending_of
 from rlenv.trajectory import TermResult, Trajectory
 
-__all__ = ["Difference", "GroupSummary", "Latency", "PassAtK", "RewardChange", "Summary", "compare", "mean", "same"]
+__all__ = ["Difference", "GroupSummary", "Latency", "PassAtK", "RewardChange", "Summary", "compare", "is_same", "mean"]
 __all__ += ["success_width", "summarise", "task_of", "value_of"]
 
 _T = TypeVar("_T")
@@ -56,7 +56,7 @@ class GroupSummary:
 class Summary(GroupSummary):
     """Figures over episodes. Means leave out invalid rewards; None where nothing valid is left.
 
-    All intervals are of 95 % and clustered by task: samples of one task are no independent ones (see `clustered` and
+    All intervals are of 95 % and clustered by task: samples of one task are not independent (`clustered_interval`,
     `mean_interval`). `pass_at_k` and `pass_hat_k` (that all of k succeed) have an entry for each k up to the samples of
     a task (`pass_curve`); they are empty where each task was played once. `terms_valid` counts the episodes that a
     term's mean is over. `calls_lenient` counts the uses of each leniency that the dialect allows. `groups` are the
@@ -97,14 +97,14 @@ def summarise(
         by: a column of the tasks; figures are also given for each of its values.
         prices: what tokens cost; without them no cost is said.
     """
-    groups = {} if by is None else _grouped(trajectories, by)
+    groups = {} if by is None else _group_summaries(trajectories, by)
     known = [(g.success_rate, g.success_interval) for g in groups.values()]
     parts = [(rate, interval) for rate, interval in known if rate is not None and interval is not None]
     return Summary(
-        **_figures(trajectories),
-        **_of_terms(trajectories),
-        **_of_turns(trajectories),
-        **_of_passes(trajectories),
+        **_shared_figures(trajectories),
+        **_term_figures(trajectories),
+        **_turn_figures(trajectories),
+        **_pass_figures(trajectories),
         truncated=sum(trajectory.truncated for trajectory in trajectories),
         reasons=dict(Counter(trajectory.reason for trajectory in trajectories).most_common()),
         failures=dict(Counter(t.failure.reason for t in trajectories if t.failure is not None).most_common()),
@@ -112,25 +112,25 @@ def summarise(
         groups=groups,
         groups_success_mean=mean([rate for rate, _ in parts]),
         groups_success_interval=mean_of_parts(parts),
-        usage=spent(trajectories, prices=prices),
+        usage=spending_of(trajectories, prices=prices),
     )
 
 
 def success_width(trajectories: Sequence[Trajectory]) -> float:
     """The width of the 95 % interval of the success rate; 1 where nothing is valid."""
-    low, high = clustered(list(_by_task(trajectories, lambda one: one.success).values()))
+    low, high = clustered_interval(list(_values_by_task(trajectories, lambda one: one.success).values()))
     return high - low
 
 
-def _grouped(trajectories: Sequence[Trajectory], column: str) -> dict[str, GroupSummary]:
+def _group_summaries(trajectories: Sequence[Trajectory], column: str) -> dict[str, GroupSummary]:
     parts = grouped((str(trajectory.task.get(column)), trajectory) for trajectory in trajectories)
-    return {name: GroupSummary(**_figures(part)) for name, part in parts.items()}
+    return {name: GroupSummary(**_shared_figures(part)) for name, part in parts.items()}
 
 
-def _figures(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+def _shared_figures(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     """The figures that a `Summary` and a `GroupSummary` share."""
-    totals = _by_task(trajectories, lambda one: one.reward.total)
-    successes = _by_task(trajectories, lambda one: one.success)
+    totals = _values_by_task(trajectories, lambda one: one.reward.total)
+    successes = _values_by_task(trajectories, lambda one: one.success)
     all_totals = [total for samples in totals.values() for total in samples]
     flat = [float(success) for samples in successes.values() for success in samples]
     count = len(trajectories)
@@ -141,7 +141,7 @@ def _figures(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         "reward_mean": mean(all_totals),
         "reward_interval": mean_interval(list(totals.values())),
         "success_rate": mean(flat),
-        "success_interval": clustered(list(successes.values())) if flat else None,
+        "success_interval": clustered_interval(list(successes.values())) if flat else None,
         "invalid": unknown,
         "reward_valid": len(all_totals),
         "success_valid": len(flat),
@@ -150,17 +150,17 @@ def _figures(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     }
 
 
-def _of_passes(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+def _pass_figures(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     played = Counter(task_of(one) for one in trajectories)
     most = max(played.values(), default=1)
     if most < 2:
         return {"pass_at_k": {}, "pass_hat_k": {}}
-    valid = _by_task(trajectories, lambda one: one.success)
+    valid = _values_by_task(trajectories, lambda one: one.success)
     tasks = [(sum(won), len(won)) for won in (valid.get(task, []) for task in played)]
     return {f"pass_{kind}_k": pass_curve(kind, tasks, samples=most) for kind in ("at", "hat")}
 
 
-def _of_terms(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+def _term_figures(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     found: dict[str, list[TermResult]] = defaultdict(list)
     values: dict[str, dict[_Task, list[float]]] = defaultdict(lambda: defaultdict(list))
     for trajectory in trajectories:
@@ -177,7 +177,7 @@ def _of_terms(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     }
 
 
-def _of_turns(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+def _turn_figures(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     results = [result for turn in turns for result in turn.results]
     took: dict[str, list[float]] = defaultdict(list)
@@ -195,7 +195,7 @@ def _of_turns(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     }
 
 
-def _by_task(trajectories: Sequence[Trajectory], of: Callable[[Trajectory], _T | None]) -> dict[_Task, list[_T]]:
+def _values_by_task(trajectories: Sequence[Trajectory], of: Callable[[Trajectory], _T | None]) -> dict[_Task, list[_T]]:
     """A figure of each task's samples; those without it are left out."""
     return grouped((task_of(one), value) for one in trajectories if (value := of(one)) is not None)
 
@@ -272,17 +272,17 @@ def compare(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> Differ
         terms = {}
         for name in names:
             pair = (value_of(old, name), value_of(new, name))
-            if not same(*pair):
+            if not is_same(*pair):
                 terms[name] = pair
-        moved = _moved(old, new, names)
-        if terms or moved or not same(old.reward.total, new.reward.total):
+        moved = _term_diffs(old, new, names)
+        if terms or moved or not is_same(old.reward.total, new.reward.total):
             error = new.failure.message if new.failure is not None else ""
             totals = (old.reward.total, new.reward.total)
             changes.append(RewardChange(index, old.split, old.task_index, old.seed, *totals, terms, error, moved))
     return Difference(
         len(before),
         (mean([one.reward.total for one in before]), mean([one.reward.total for one in after])),
-        (_rate(before), _rate(after)),
+        (_success_rate(before), _success_rate(after)),
         (sum(one.reward.total is None for one in before), sum(one.reward.total is None for one in after)),
         sum(new.success is True and not old.success for old, new in zip(before, after, strict=True)),
         sum(old.success is True and new.success is False for old, new in zip(before, after, strict=True)),
@@ -295,16 +295,16 @@ def compare(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> Differ
     )
 
 
-def _moved(old: Trajectory, new: Trajectory, names: Iterable[str]) -> dict[str, tuple[float | None, float | None]]:
+def _term_diffs(old: Trajectory, new: Trajectory, names: Iterable[str]) -> dict[str, tuple[float | None, float | None]]:
     """The values of the terms that changed, before and now."""
-    pairs = {name: (_share(old, name), _share(new, name)) for name in names}
-    moved = {name: pair for name, pair in pairs.items() if not same(*pair)}
+    pairs = {name: (_weighted_value(old, name), _weighted_value(new, name)) for name in names}
+    moved = {name: pair for name, pair in pairs.items() if not is_same(*pair)}
     return dict(
         sorted(moved.items(), key=lambda one: (-abs((one[1][1] or 0.0) - (one[1][0] or 0.0)), None not in one[1]))
     )
 
 
-def _share(trajectory: Trajectory, name: str) -> float | None:
+def _weighted_value(trajectory: Trajectory, name: str) -> float | None:
     term = trajectory.reward.terms.get(name)
     return None if term is None or term.value is None else term.weight * term.value
 
@@ -315,12 +315,12 @@ def value_of(trajectory: Trajectory, name: str) -> float | None:
     return None if term is None else term.value
 
 
-def same(one: float | None, other: float | None) -> bool:
+def is_same(one: float | None, other: float | None) -> bool:
     """True if two values are equal but for rounding; None is what has no value."""
     if one is None or other is None:
         return one is other
     return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-9)
 
 
-def _rate(trajectories: Sequence[Trajectory]) -> float | None:
+def _success_rate(trajectories: Sequence[Trajectory]) -> float | None:
     return mean([None if one.success is None else float(one.success) for one in trajectories])

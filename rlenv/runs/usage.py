@@ -32,8 +32,8 @@ from rlenv.language.type_faults import from_pydantic
 from rlenv.trajectory import ModelUsage, Trajectory
 
 __all__ = ["Budget", "PriceSpec", "Prices", "PricesSpec", "RoleSpending", "Spending", "as_prices", "asked_tokens"]
-__all__ += ["cost_of", "counting", "money", "notes_of", "prices_in", "read_prices", "shown", "spending_line", "spent"]
-__all__ += ["spent_by", "tokens_said"]
+__all__ += ["cost_of", "count_spending", "money", "notes_of", "prices_in", "read_prices", "spending_line"]
+__all__ += ["spending_of", "spending_of_usage", "spending_page", "tokens_text"]
 
 
 _MILLION = 1_000_000
@@ -174,21 +174,21 @@ class Spending:
     unpriced: tuple[str, ...] = ()
 
 
-def spent(trajectories: Sequence[Trajectory], *, prices: Prices | None = None) -> Spending:
+def spending_of(trajectories: Sequence[Trajectory], *, prices: Prices | None = None) -> Spending:
     """The spending of episodes.
 
     Args:
         prices: without them no cost is said.
     """
-    return spent_by((one for each in trajectories for one in each.usage), prices=prices)
+    return spending_of_usage((one for each in trajectories for one in each.usage), prices=prices)
 
 
-def spent_by(usage: Iterable[ModelUsage], *, prices: Prices | None = None) -> Spending:
-    """The sums of what was asked for; see `spent`."""
+def spending_of_usage(usage: Iterable[ModelUsage], *, prices: Prices | None = None) -> Spending:
+    """The sums of what was asked for; see `spending_of`."""
     entries = merged(usage)
     if not entries:
         return Spending()
-    roles = tuple(_role(one, prices) for one in entries)
+    roles = tuple(_role_spending(one, prices) for one in entries)
     now = [one for one in roles if not one.is_recorded]
     known = [one.cost for one in now if one.cost is not None]
     return Spending(
@@ -196,8 +196,8 @@ def spent_by(usage: Iterable[ModelUsage], *, prices: Prices | None = None) -> Sp
         requests=sum(one.requests for one in now),
         failed=sum(one.failed for one in now),
         unknown=sum(one.unknown for one in now),
-        prompt_tokens=_sum([one.prompt_tokens for one in now]),
-        completion_tokens=_sum([one.completion_tokens for one in now]),
+        prompt_tokens=_sum_known([one.prompt_tokens for one in now]),
+        completion_tokens=_sum_known([one.completion_tokens for one in now]),
         cost=math.fsum(known) if known else None,
         currency="" if prices is None else prices.currency,
         unpriced=() if prices is None else tuple(dict.fromkeys(o.model for o in now if prices.of(o.model) is None)),
@@ -229,16 +229,16 @@ class Budget:
         if self._most is not None and not self._most >= 0:
             raise UsageError(f"--max-cost {self._most:g}: expected 0 or more")
 
-    def ended(self, trajectory: Trajectory, *, left: int) -> None:
+    def add_episode(self, trajectory: Trajectory, *, left: int) -> None:
         """Takes what an episode has cost, and how many are left to be played."""
         self._left = left
-        self._add(spent([trajectory], prices=self._prices), is_last=not left)
+        self._add_spending(spending_of([trajectory], prices=self._prices), is_last=not left)
 
-    def asked(self, usage: Sequence[ModelUsage], left: int) -> None:
+    def add_usage(self, usage: Sequence[ModelUsage], left: int) -> None:
         """Takes what asking about a group of episodes has cost, and how many groups are left."""
-        self._add(spent_by(usage, prices=self._prices), is_last=not left)
+        self._add_spending(spending_of_usage(usage, prices=self._prices), is_last=not left)
 
-    def _add(self, found: Spending, *, is_last: bool) -> None:
+    def _add_spending(self, found: Spending, *, is_last: bool) -> None:
         if self._most is not None:
             missing = {f"{model}, which has no price" for model in found.unpriced}
             missing |= {"answers whose server says no tokens"} if found.unknown else set()
@@ -249,7 +249,7 @@ class Budget:
             if self._cost > self._most and not is_last:
                 self.is_spent.set()
 
-    def said(self) -> str:
+    def stop_reason(self) -> str:
         """The reason why the run ends, once the budget is spent."""
         assert self._prices is not None
         currency = self._prices.currency
@@ -262,7 +262,7 @@ class Budget:
 
 
 @contextmanager
-def counting(prices: Prices | None, say: Callable[[str], None]) -> Iterator[Callable[[], Spending]]:
+def count_spending(prices: Prices | None, say: Callable[[str], None]) -> Iterator[Callable[[], Spending]]:
     """Counts what the block asks of models, and gives what that is so far, episodes that came to no end included.
 
     Where the block raises, `say` is told what it had asked for: nobody else says it any more.
@@ -270,7 +270,7 @@ def counting(prices: Prices | None, say: Callable[[str], None]) -> Iterator[Call
     account = Account()
 
     def so_far() -> Spending:
-        return spent_by(account.entries(), prices=prices)
+        return spending_of_usage(account.entries(), prices=prices)
 
     try:
         with counted(account):
@@ -299,13 +299,13 @@ def cost_of(usage: Sequence[ModelUsage], prices: Prices | None) -> float | None:
     return math.fsum(known) if len(known) == len(costs) else None
 
 
-def _role(one: ModelUsage, prices: Prices | None) -> RoleSpending:
+def _role_spending(one: ModelUsage, prices: Prices | None) -> RoleSpending:
     has_none = bool(one.unknown) and not one.prompt_tokens + one.completion_tokens
     held = asdict(one) | ({"prompt_tokens": None, "completion_tokens": None} if has_none else {})
     return RoleSpending(**held, cost=None if prices is None else prices.cost(one))
 
 
-def _sum(numbers: Sequence[int | None]) -> int | None:
+def _sum_known(numbers: Sequence[int | None]) -> int | None:
     known = [one for one in numbers if one is not None]
     return sum(known) if known else None
 
@@ -318,7 +318,7 @@ def spending_line(spending: Spending) -> str:
     recorded = f"{kept:,} requests are from the record and cost nothing now" if kept else ""
     if not spending.requests:  # kept answers of others, if any, have asked for nothing either
         return "models: none was asked" + (f"; {recorded}" if recorded else "")
-    prompt, completion = tokens_said(spending.prompt_tokens), tokens_said(spending.completion_tokens)
+    prompt, completion = tokens_text(spending.prompt_tokens), tokens_text(spending.completion_tokens)
     said = f"models: {spending.requests:,} requests ({spending.failed:,} failed), "
     said += f"{prompt} prompt and {completion} completion tokens"
     if spending.unknown:
@@ -335,7 +335,7 @@ def money(value: float | None) -> str:
     return f"{value:.3g}" if value is not None and 0 < abs(value) < _SMALL else figure(value)
 
 
-def tokens_said(count: int | None) -> str:
+def tokens_text(count: int | None) -> str:
     """A count of tokens; "–" where none is known."""
     return "–" if count is None else f"{count:,}"
 
@@ -351,7 +351,7 @@ def notes_of(one: RoleSpending) -> list[str]:
     ]
 
 
-def shown(spending: Spending) -> dict[str, Any]:
+def spending_page(spending: Spending) -> dict[str, Any]:
     """The sums for a page: as `spending`, with the words of the tables beside."""
     roles = [{**plain(one), "notes": notes_of(one)} for one in spending.roles]
     return {**plain(spending), "roles": roles, "said": spending_line(spending)}

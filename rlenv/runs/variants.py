@@ -24,11 +24,11 @@ from rlenv.language.expressions import compile_expression
 from rlenv.rewards.base import Term, weighing
 from rlenv.rewards.group import score_groups
 from rlenv.rewards.scorer import Scorer
-from rlenv.runs.figures.rewards import Agreement, between
-from rlenv.runs.locks.files import canonical
+from rlenv.runs.figures.rewards import Agreement, agreement_of
+from rlenv.runs.locks.files import json_bytes
 from rlenv.runs.locks.lock import Lock, lock_of
 from rlenv.runs.replay import termination
-from rlenv.runs.summary import GroupSummary, mean, same, summarise, task_of
+from rlenv.runs.summary import GroupSummary, is_same, mean, summarise, task_of
 from rlenv.trajectory import ModelUsage, TermResult, Trajectory
 
 _NOT_MEASURED = frozenset({"weight", "required", "on_invalid"})
@@ -53,7 +53,7 @@ class Weights:
         return "; ".join(said)
 
 
-def varied(
+def reweigh(
     environment: Environment,
     trajectories: Sequence[Trajectory],
     weights: Weights,
@@ -70,12 +70,12 @@ def varied(
         UsageError: a term is not one of the spec's or was not recorded, a weight is no finite number, nothing is left,
             or what is left out is read by a gate, by `success` or by a group's term.
     """
-    terms = _chosen(environment.parts.terms, weights, environment.spec.success)
-    found = weighed(environment, trajectories, Scorer(terms, success=environment.spec.success), groups=groups)
+    terms = _chosen_terms(environment.parts.terms, weights, environment.spec.success)
+    found = weigh(environment, trajectories, Scorer(terms, success=environment.spec.success), groups=groups)
     return [dataclasses.replace(one, usage=as_recorded(one.usage)) for one in found]
 
 
-def weighed(
+def weigh(
     environment: Environment,
     trajectories: Sequence[Trajectory],
     scorer: Scorer,
@@ -87,11 +87,11 @@ def weighed(
     Raises:
         UsageError: a term was not recorded.
     """
-    found = [_weighed(environment, one, scorer) for one in trajectories]
+    found = [_weigh(environment, one, scorer) for one in trajectories]
     return score_groups(scorer, found, groups=groups, keeps_asked=True)
 
 
-def _weighed(environment: Environment, one: Trajectory, scorer: Scorer) -> Trajectory:
+def _weigh(environment: Environment, one: Trajectory, scorer: Scorer) -> Trajectory:
     turns = len(one.turns)
     if one.failure is not None and one.failure.reason != "reward":
         return dataclasses.replace(one, reward=scorer.failed(one.failure, turns=turns))
@@ -117,7 +117,7 @@ def _weighed(environment: Environment, one: Trajectory, scorer: Scorer) -> Traje
     return one.rescored(*scorer.of(one.task).weighed(results, turns=turns))
 
 
-def _chosen(terms: Sequence[Term], weights: Weights, success: str | None) -> list[Term]:
+def _chosen_terms(terms: Sequence[Term], weights: Weights, success: str | None) -> list[Term]:
     known = {term.name: term for term in terms}
     for option, names in (("--drop", weights.drop), ("--only", weights.only), ("--weight", tuple(weights.weight))):
         for name in names:
@@ -149,19 +149,19 @@ def _check_readers(known: Mapping[str, Term], kept: Sequence[str], success: str 
         raise UsageError(f"'{name}' is left out, and {reader} reads it", hint=hint)
 
 
-def shared(first: Environment, second: Environment) -> frozenset[str]:
+def shared_terms(first: Environment, second: Environment) -> frozenset[str]:
     """The terms of `second` that give what those of `first` give on the same episodes: they need not be measured again.
 
     Those are equal but for what is paid for them, behind equal gates, in environments that differ in rewards alone.
     Terms over all answers to a task are none of them.
     """
-    if _played(first) != _played(second):
+    if _played_fields(first) != _played_fields(second):
         return frozenset()
     before = {term.name: term for term in first.parts.terms}
     equal = {
         term.name: term
         for term in second.parts.terms
-        if not term.is_of_group and term.name in before and _measured(before[term.name]) == _measured(term)
+        if not term.is_of_group and term.name in before and _measurement(before[term.name]) == _measurement(term)
     }
     while True:
         left = {name: term for name, term in equal.items() if all(one in equal for one in gate_names(term))}
@@ -170,12 +170,12 @@ def shared(first: Environment, second: Environment) -> frozenset[str]:
         equal = left
 
 
-def _played(environment: Environment) -> tuple[Any, ...]:
+def _played_fields(environment: Environment) -> tuple[Any, ...]:
     spec = environment.spec
     return environment.loaded.path.parent.resolve(), type(spec), spec.model_dump(exclude=_NOT_PLAYED)
 
 
-def _measured(term: Term) -> tuple[Any, ...]:
+def _measurement(term: Term) -> tuple[Any, ...]:
     return type(term.spec), term.spec.model_dump(exclude=set(_NOT_MEASURED))
 
 
@@ -202,13 +202,13 @@ def witnesses(environment: Environment, locks: Iterable[Lock]) -> frozenset[str]
         now = lock_of(environment, splits=splits)
     except (RlenvError, OSError):
         return frozenset()
-    if any(canonical(getattr(one, name)) != canonical(getattr(now, name)) for one in locks for name in _MADE_BY):
+    if any(json_bytes(getattr(one, name)) != json_bytes(getattr(now, name)) for one in locks for name in _MADE_BY):
         return frozenset()
-    return frozenset(name for name in read if all(_equal(one.rewards, now.rewards, name) for one in locks))
+    return frozenset(name for name in read if all(_is_equal(one.rewards, now.rewards, name) for one in locks))
 
 
-def _equal(one: Mapping[str, Any], other: Mapping[str, Any], name: str) -> bool:
-    return name in one and name in other and canonical(one[name]) == canonical(other[name])
+def _is_equal(one: Mapping[str, Any], other: Mapping[str, Any], name: str) -> bool:
+    return name in one and name in other and json_bytes(one[name]) == json_bytes(other[name])
 
 
 def held_to_record(
@@ -221,18 +221,18 @@ def held_to_record(
 ) -> list[Trajectory]:
     """The rescored episodes, in which each term that reads state, or has a gate that does, is invalid where one of
     `names` gave another value than it was recorded with; its error says so."""
-    lost = [_lost(old, new, names) for old, new in zip(recorded, rescored, strict=True)]
+    lost = [_lost_reason(old, new, names) for old, new in zip(recorded, rescored, strict=True)]
     if not any(lost):
         return list(rescored)
-    readers = _readers(environment)
-    refused = [_refused(one, readers, why) if why else one for one, why in zip(rescored, lost, strict=True)]
-    return weighed(environment, refused, environment.parts.scorer, groups=groups)
+    readers = _state_readers(environment)
+    refused = [_refuse_readers(one, readers, why) if why else one for one, why in zip(rescored, lost, strict=True)]
+    return weigh(environment, refused, environment.parts.scorer, groups=groups)
 
 
-def _lost(recorded: Trajectory, rescored: Trajectory, names: frozenset[str]) -> str:
+def _lost_reason(recorded: Trajectory, rescored: Trajectory, names: frozenset[str]) -> str:
     for name in sorted(names):
         then, now = (one.reward.terms.get(name) for one in (recorded, rescored))
-        if then is None or now is None or then.value is None or now.value is None or same(then.value, now.value):
+        if then is None or now is None or then.value is None or now.value is None or is_same(then.value, now.value):
             continue
         return (
             f"the state that the episode left cannot be had again: '{name}' gave {then.value:g} when it was recorded "
@@ -241,7 +241,7 @@ def _lost(recorded: Trajectory, rescored: Trajectory, names: frozenset[str]) -> 
     return ""
 
 
-def _readers(environment: Environment) -> frozenset[str]:
+def _state_readers(environment: Environment) -> frozenset[str]:
     """The terms that read state, and those behind a gate that looks at one of them."""
     terms = environment.parts.terms
     found = {term.name for term in terms if may_read_state(term.spec)}
@@ -250,7 +250,7 @@ def _readers(environment: Environment) -> frozenset[str]:
     return frozenset(found)
 
 
-def _refused(one: Trajectory, readers: frozenset[str], why: str) -> Trajectory:
+def _refuse_readers(one: Trajectory, readers: frozenset[str], why: str) -> Trajectory:
     terms = {
         name: TermResult.invalid(name, error=why, weight=term.weight, seconds=term.seconds)
         if name in readers and term.status != "invalid"
@@ -309,17 +309,17 @@ def ablation(
     terms = {term.name: term for term in environment.parts.terms}
     if reference is not None and reference not in terms:
         raise UsageError(f"no term is called '{reference}'", hint=did_you_mean(reference, terms, "there are"))
-    chosen = {"all together": tuple(terms)} if len(terms) == 1 else _subsets(terms)
+    chosen = {"all together": tuple(terms)} if len(terms) == 1 else _term_sets(terms)
     scored = {
-        name: weighed(environment, trajectories, _scorer(environment, names, alone=len(names) == 1), groups=groups)
+        name: weigh(environment, trajectories, _part_scorer(environment, names, alone=len(names) == 1), groups=groups)
         for name, names in chosen.items()
     }
     against = scored["all together" if reference is None or len(terms) == 1 else f"only {reference}"]
-    parts = tuple(_part(environment, name, chosen[name], scored[name], against) for name in chosen)
+    parts = tuple(_make_part(environment, name, chosen[name], scored[name], against) for name in chosen)
     return Ablation(len(trajectories), reference or "all together", parts)
 
 
-def _subsets(terms: Mapping[str, Term]) -> dict[str, tuple[str, ...]]:
+def _term_sets(terms: Mapping[str, Term]) -> dict[str, tuple[str, ...]]:
     """The sets of terms by name; a set that stands there already is not listed again."""
     kinds = grouped((term.spec.kind, name) for name, term in terms.items())
     listed = {"all together": list(terms)}
@@ -334,19 +334,19 @@ def _subsets(terms: Mapping[str, Term]) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def _scorer(environment: Environment, names: Sequence[str], *, alone: bool) -> Scorer:
+def _part_scorer(environment: Environment, names: Sequence[str], *, alone: bool) -> Scorer:
     """Pays for some terms; what their gates and measures read is there too, and is paid nothing."""
     terms = {term.name: term for term in environment.parts.terms}
     read = list(names)
     for name in read:  # which grows meanwhile
         read += [one for one in (*gate_names(terms[name]), *terms[name].reads) if one not in read]
     return Scorer(
-        [_paid(term, name in names, alone=alone) for name, term in terms.items() if name in read],
-        success=_gate(environment.spec.success, names) or None,
+        [_weighted_term(term, name in names, alone=alone) for name, term in terms.items() if name in read],
+        success=_success_part(environment.spec.success, names) or None,
     )
 
 
-def _paid(term: Term, is_paid: bool, *, alone: bool) -> Term:
+def _weighted_term(term: Term, is_paid: bool, *, alone: bool) -> Term:
     if not is_paid:
         update: dict[str, object] = {"weight": 0.0, "required": False}
     elif alone and term.spec.usual_weight == 0:
@@ -356,7 +356,7 @@ def _paid(term: Term, is_paid: bool, *, alone: bool) -> Term:
     return dataclasses.replace(term, spec=term.spec.model_copy(update=update))
 
 
-def _gate(success: str | None, names: Sequence[str]) -> str:
+def _success_part(success: str | None, names: Sequence[str]) -> str:
     """The part of `success` that is left where only these terms are: of comparisons joined by `and`, those that read no
     other.
 
@@ -370,7 +370,7 @@ def _gate(success: str | None, names: Sequence[str]) -> str:
     return " and ".join(part for part in parts if set(compile_expression(part).names) <= set(names))
 
 
-def _part(
+def _make_part(
     environment: Environment,
     name: str,
     names: tuple[str, ...],
@@ -380,33 +380,33 @@ def _part(
     tasks = [task_of(one) for one in scored]
     summary = summarise(scored, seconds=0.0)
     rewards = ([one.reward.total for one in scored], [one.reward.total for one in against])
-    successes = ([_number(one.success) for one in scored], [_number(one.success) for one in against])
+    successes = ([_to_number(one.success) for one in scored], [_to_number(one.success) for one in against])
     ended = [one for one in scored if one.failure is None or one.failure.reason == "reward"]
     measured = [[one.reward.terms[term] for term in names if term in one.reward.terms] for one in ended]
     return Part(
         name,
         names,
-        _gate(environment.spec.success, names),
+        _success_part(environment.spec.success, names),
         GroupSummary(**{field.name: getattr(summary, field.name) for field in dataclasses.fields(GroupSummary)}),
-        between(name, rewards[0], "reference", rewards[1], tasks),
-        between(name, successes[0], "reference", successes[1], tasks),
+        agreement_of(name, rewards[0], "reference", rewards[1], tasks),
+        agreement_of(name, successes[0], "reference", successes[1], tasks),
         mean([sum(term.seconds for term in terms) for terms in measured]),
-        _tokens(ended, names),
+        _asked_tokens(ended, names),
     )
 
 
-def _number(success: bool | None) -> float | None:
+def _to_number(success: bool | None) -> float | None:
     return None if success is None else float(success)
 
 
-def _tokens(scored: Sequence[Trajectory], names: Sequence[str]) -> float | None:
+def _asked_tokens(scored: Sequence[Trajectory], names: Sequence[str]) -> float | None:
     """The tokens that measuring the terms asked of models for an episode, when they were measured last."""
-    found = [entry for one in scored for name in names for entry in _asked(one.usage, name)]
+    found = [entry for one in scored for name in names for entry in _term_usage(one.usage, name)]
     if not found or any(entry.unknown for entry in found):
         return None
     return sum(entry.prompt_tokens + entry.completion_tokens for entry in found) / len(scored)
 
 
-def _asked(usage: Sequence[ModelUsage], term: str) -> list[ModelUsage]:
+def _term_usage(usage: Sequence[ModelUsage], term: str) -> list[ModelUsage]:
     own = [one for one in usage if one.role.split(" > ")[0] in (f"judge {term}", f"term {term}")]
     return [one for one in own if not one.is_recorded] or own

@@ -43,7 +43,7 @@ class KeepPolicy:
     share: float = 0.02
     _extremes: dict[tuple[int, str], tuple[float, float]] = field(default_factory=dict)
 
-    def keeps(self, trajectory: Trajectory, facts: Facts, *, id: str, written: int) -> bool:
+    def keeps_body(self, trajectory: Trajectory, facts: Facts, *, id: str, written: int) -> bool:
         """True if the body of an episode is kept once so many bytes are written."""
         is_extreme = self._is_extreme(trajectory.reward.total, (facts.step, facts.group))
         if written < self.keep_gb * 1e9 or trajectory.failure is not None or facts.mode != "train" or is_extreme:
@@ -126,10 +126,10 @@ class RunWriter:
         self._is_sealable = True
         for kind in ("episodes", "bodies", "late", "journal"):
             (run / kind).mkdir(parents=True, exist_ok=True)
-        self._journal = self._opened()
+        self._journal = self._open_journal()
         self._syncing = Syncing()
 
-    def _opened(self) -> Journal:
+    def _open_journal(self) -> Journal:
         self._begun = time.monotonic()
         self._episodes = 0
         journal = Journal(self.run, f"{self.name}-{self._number:05d}", needs=self._blobs.sync)
@@ -146,10 +146,10 @@ class RunWriter:
         journal = self._journal
         id = f"{journal.segment}-{self._episodes}"
         row = row_of(trajectory, facts, id=id, attempt=self.attempt, lock=self.lock if lock is None else lock)
-        row["has_body"] = self._keep.keeps(trajectory, facts, id=id, written=self._written + self._blobs.written)
+        row["has_body"] = self._keep.keeps_body(trajectory, facts, id=id, written=self._written + self._blobs.written)
         if row["has_body"]:
             held = [files.dump(trajectory), *(() if facts.events is None else (facts.events,))]
-            (record, *events), row["blobs"] = self._blobs.taken_out(*held)
+            (record, *events), row["blobs"] = self._blobs.take_out(*held)
             body, row["lies"] = body_of(record, facts.tokens, *events)
             row["at"] = [journal.put("bodies", body), len(record), len(body)]
             self._written += len(body)
@@ -158,7 +158,7 @@ class RunWriter:
         self._syncing.of(journal)
         return id
 
-    def late(self, id: str, facts: Mapping[str, Any]) -> None:
+    def append_late(self, id: str, facts: Mapping[str, Any]) -> None:
         """Keeps what became known of an episode that any writer has kept; see `rlenv.runs.schema.LATE`.
 
         Raises:
@@ -169,7 +169,7 @@ class RunWriter:
         self._said = max(self._said, time.time())  # a clock that is set back does not change what was said last
         facts = {"said": self._said, **facts}
         if "events" in facts:
-            (events,), facts["blobs"] = self._blobs.taken_out(facts["events"].encode())
+            (events,), facts["blobs"] = self._blobs.take_out(facts["events"].encode())
             facts["events"] = events.decode()
         self._journal.put("late", orjson.dumps(late_of(id, facts)) + b"\n")
         self._syncing.of(self._journal)
@@ -186,7 +186,7 @@ class RunWriter:
         done = self._journal
         if not done.size:
             return
-        self._journal = self._opened()
+        self._journal = self._open_journal()
         self._syncing.of(None)
         done.close()
         if not self._is_sealable:

@@ -16,15 +16,15 @@ from aiohttp import web
 from rlenv._base.bounded import plain
 from rlenv.errors import UsageError
 from rlenv.runs.figures import rewards as reward_figures
-from rlenv.runs.figures.paired import compared
+from rlenv.runs.figures.paired import compare_runs
 from rlenv.runs.figures.query import COLUMNS
 from rlenv.runs.figures.report import reading_list
 from rlenv.runs.figures.rewards import scatter
 from rlenv.runs.figures.snapshot import Snapshot, facets
-from rlenv.runs.figures.steps import counts, main_mode, recent, series
-from rlenv.runs.figures.tools import aligned, asked, by_task, drawn, members, over_steps, spread, tools
+from rlenv.runs.figures.steps import count_words, main_mode, recent_rows, series
+from rlenv.runs.figures.tools import asked, cut_turns, members, outcomes, over_steps, shown_of, spread, tool_figures
 from rlenv.runs.journal import loads, object_at
-from rlenv.runs.usage import shown, spent_by
+from rlenv.runs.usage import spending_of_usage, spending_page
 from rlenv.web.episode import page, text_at, token_rows
 from rlenv.web.guard import BLOBS, READ_ONLY, SHELF, VERSION, Unconfirmed, answered, encoded, number, reading
 from rlenv.web.shelf import OpenRun
@@ -86,12 +86,12 @@ def _about(run: OpenRun) -> dict[str, Any]:
         "facts": dict(info.facts) if info else {},
         "terms": rows.term_names,
         "terms_more": rows.terms_more,
-        "tools": rows.tools,
+        "tools": rows.tool_names,
         "columns": [{"name": name, "type": kind} for name, kind in COLUMNS.items()],
-        "played": list(counts(rows, "split")),
-        "reasons": counts(rows, "reason"),
-        "failures": counts(rows, "failure"),
-        "fates": {name: counts(rows, name) for name in ("fate", "why")},
+        "played": list(count_words(rows, "split")),
+        "reasons": count_words(rows, "reason"),
+        "failures": count_words(rows, "failure"),
+        "fates": {name: count_words(rows, name) for name in ("fate", "why")},
         "attempts": list(info.attempts) if info else [],
         "read": run.computed(("read",), reading_list),
     }
@@ -113,8 +113,8 @@ async def _tasks(request: web.Request) -> web.Response:
 
     def figures(run: OpenRun) -> dict[str, Any]:
         def of(rows: Snapshot) -> dict[str, Any]:
-            places = np.nonzero(recent(rows, main_mode(rows)))[0]
-            return {**by_task(rows, places), "rewards": scatter(rows, places)}
+            places = np.nonzero(recent_rows(rows, main_mode(rows)))[0]
+            return {**outcomes(rows, places), "rewards": scatter(rows, places)}
 
         return {"version": run.rows().version, **run.computed(("tasks",), of), "groups": _groups(run.folder)}
 
@@ -207,7 +207,7 @@ def _rewards(run: OpenRun, places: Any) -> dict[str, Any]:
     rows = run.rows()
     judged = _judged(run, places)
     return {
-        "terms": reward_figures.terms(rows, places),
+        "terms": reward_figures.term_figures(rows, places),
         "terms_more": rows.terms_more,
         "scatter": reward_figures.scatter(rows, places),
         "quadrants": reward_figures.quadrants(rows, places),
@@ -218,9 +218,9 @@ def _rewards(run: OpenRun, places: Any) -> dict[str, Any]:
 
 _OF_QUERY: Final[Mapping[str, Callable[[OpenRun, Any], Any]]] = {
     "facets": lambda run, places: {"facets": facets(run.rows(), places)},
-    "tools": lambda run, places: {"tools": tools(run.rows(), places)},
+    "tools": lambda run, places: {"tools": tool_figures(run.rows(), places)},
     "rewards": _rewards,
-    "spending": lambda run, places: shown(spent_by(asked(run.rows(), places), prices=run.prices)),
+    "spending": lambda run, places: spending_page(spending_of_usage(asked(run.rows(), places), prices=run.prices)),
 }
 
 
@@ -252,8 +252,8 @@ async def _group(request: web.Request) -> web.Response:
         if not len(places):
             raise UsageError(f"no episode of step {step} is of the group '{group[:100]}'")
         episodes = [
-            {"row": row, "turns": aligned(loads(run.episodes.body(row["id"]).record)) if row["has_body"] else []}
-            for row in rows.rows(drawn(places))
+            {"row": row, "turns": cut_turns(loads(run.episodes.body(row["id"]).record)) if row["has_body"] else []}
+            for row in rows.rows(shown_of(places))
         ]
         mean, deviation = spread(rows.numbers("reward")[places])
         return {
@@ -276,7 +276,7 @@ async def _compare(request: web.Request) -> web.Response:
         first, second = sorted((one, other), key=lambda run: run.key)
         with first.lock, second.lock:  # in one order, whoever asks
             lock = _differences(one, other)
-            found = compared(one.rows(), other.rows())
+            found = compare_runs(one.rows(), other.rows())
             if found["unlike"] and "anyway" not in request.query:
                 hint = "runs of one spec and the same rows are"
                 raise Unconfirmed(f"these are not two runs of the same tasks: {found['unlike']}", hint=hint)

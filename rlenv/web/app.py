@@ -21,7 +21,7 @@ from aiohttp import web
 
 from rlenv import __version__
 from rlenv.errors import RlenvError, UsageError
-from rlenv.runs.figures.query import Hit, parse, searched
+from rlenv.runs.figures.query import Hit, parse, search_records
 from rlenv.runs.folder import STOP
 from rlenv.runs.journal import object_at
 from rlenv.web.api import add_routes
@@ -145,7 +145,7 @@ async def _search(request: web.Request) -> web.StreamResponse:
             ids = None
             if query:
                 ids = rows.table["id"].take(parse(query).places(rows)).to_pylist()
-        found = searched(_locked(run, ids), text)
+        found = search_records(_locked(run, ids), text)
         first = next(found, None)
         begun.append(chain(() if first is None else [first], found))
         return {}

@@ -32,10 +32,10 @@ from rlenv.cli.options import argument, option
 from rlenv.cli.terminal import write, write_error
 from rlenv.errors import MissingExtra, UsageError
 from rlenv.messages import ToolCall
-from rlenv.runs.figures.query import ordered, parse
+from rlenv.runs.figures.query import order_places, parse
 from rlenv.runs.figures.snapshot import Episodes, Snapshot
 from rlenv.runs.folder import is_run, read_info
-from rlenv.runs.recorded import LinesReader, expected_of, reader_of, with_ids
+from rlenv.runs.recorded import LinesReader, episodes_with_ids, expected_of, reader_of
 from rlenv.runs.usage import as_prices
 from rlenv.trajectory import Trajectory, Turn
 
@@ -255,7 +255,7 @@ def _by_columns(args: ViewCommand, name: str, ids: Sequence[str]) -> tuple[_Show
     rows = Snapshot(source)
     lines = _lines(rows, is_file=source.run.is_file())
     matching = parse(_query(args)).mask(rows)
-    places = ordered(rows, lines[matching[lines]], args.sort)
+    places = order_places(rows, lines[matching[lines]], args.sort)
     if args.line is not None:
         _check_line(args.line, len(lines), source.run)
         places = places[places == lines[args.line - 1]]
@@ -274,7 +274,7 @@ def _by_columns(args: ViewCommand, name: str, ids: Sequence[str]) -> tuple[_Show
 
 def _one_by_one(args: ViewCommand, name: str, ids: Sequence[str]) -> tuple[_Shown, int]:
     """The same without pyarrow, of files and of runs that are still journals: every episode is read."""
-    found = [(line, id, one) for line, (id, one) in enumerate(with_ids(name), 1)]
+    found = [(line, id, one) for line, (id, one) in enumerate(episodes_with_ids(name), 1)]
     if args.line is not None:
         _check_line(args.line, len(found), Path(name))
         found = [found[args.line - 1]]
@@ -308,7 +308,7 @@ def _check_line(line: int, count: int, run: Path) -> None:
 def _lines(rows: Snapshot, *, is_file: bool) -> NDArray[np.int64]:
     """The rows whose bodies were kept, in the order in which other commands number them."""
     places = np.nonzero(rows.numbers("has_body") == 1)[0]
-    return ordered(rows, places, "" if is_file else "step,mode,split,task,sample,seed")
+    return order_places(rows, places, "" if is_file else "step,mode,split,task,sample,seed")
 
 
 def _place(rows: Snapshot, id: str, run: Path) -> int:
@@ -326,7 +326,7 @@ def _query(args: ViewCommand) -> str:
 def _opened(name: str) -> Episodes:
     found = reader_of(name)
     if isinstance(found, LinesReader):
-        if found.rest:
+        if found.unread_bytes:
             write_error(f"rlenv: {found.run}: the last line is not whole; it is left out\n")
         if not len(found.table):
             raise UsageError(f"{found.run} holds no trajectory")

@@ -22,8 +22,8 @@ from rlenv.runs.figures.tools import MOST, asked_in, group_of, members
 from rlenv.runs.files import Body, nested
 from rlenv.runs.recorded import expected_of
 from rlenv.runs.schema import Tokens
-from rlenv.runs.usage import shown as words
-from rlenv.runs.usage import spent_by
+from rlenv.runs.usage import spending_of_usage
+from rlenv.runs.usage import spending_page as words
 from rlenv.trajectory import Trajectory
 from rlenv.web.shelf import OpenRun
 
@@ -239,7 +239,7 @@ def page(run: OpenRun, id: str, blobs: ImageCache, *, query: str = "", sort: str
         "neighbours": _neighbours(run, place, query, sort),
         "group": _group(rows, place, row),
         "calls": rows.calls_of(id),
-        "spending": words(spent_by(asked_in([{"usage": rows.usage_of(id)}]), prices=run.prices)),
+        "spending": words(spending_of_usage(asked_in([{"usage": rows.usage_of(id)}]), prices=run.prices)),
         "lock": row["lock"],
     }
 

@@ -23,7 +23,7 @@ from rlenv.language.loader import loaded_of
 from rlenv.messages import Message, ParsedAction, ToolCall, ToolResult
 from rlenv.policies.base import Policy, PolicySession
 from rlenv.runs.stage import PolicyChoice
-from rlenv.runs.usage import shown, spent_by
+from rlenv.runs.usage import spending_of_usage, spending_page
 from rlenv.trajectory import Turn
 
 MOST: Final = 8
@@ -105,7 +105,7 @@ class LiveEpisode:
             "success": ended.get("success"),
             "failure": ended.get("failure"),
             "reward": _reward(self),
-            "spending": shown(spent_by(episode.record()["usage"])),
+            "spending": spending_page(spending_of_usage(episode.record()["usage"])),
         }
 
 

@@ -30,7 +30,7 @@ from rlenv.runs.figures.steps import Overview, overview
 from rlenv.runs.figures.tools import asked
 from rlenv.runs.folder import RunInfo, is_run, open_run, read_info
 from rlenv.runs.recorded import LinesReader
-from rlenv.runs.usage import Prices, prices_in, spent_by
+from rlenv.runs.usage import Prices, prices_in, spending_of_usage
 
 _DEPTH: Final = 6
 _MOST_FOLDERS: Final = 20_000
@@ -216,7 +216,7 @@ def _spent(run: OpenRun) -> dict[str, Any]:
     rows = run.rows()
     if rows.table["asked_tokens"].null_count == len(rows):  # nothing was asked, and no list has to be read
         return {}
-    found = spent_by(asked(rows), prices=run.prices)
+    found = spending_of_usage(asked(rows), prices=run.prices)
     known = [one for one in (found.prompt_tokens, found.completion_tokens) if one is not None]
     return {"asked": sum(known) if known else None, "cost": found.cost, "currency": found.currency}
 

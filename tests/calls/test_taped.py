@@ -16,7 +16,7 @@ from rlenv.errors import CassetteError, EpisodeError, ResourceError, ToolFailed
 from rlenv.language.spec import CallsSpec, FaultsSpec
 from rlenv.messages import Image, ToolCall
 from rlenv.runs.cassettes import Player, Recorder
-from rlenv.runs.events import Reel, parsed
+from rlenv.runs.events import Reel, parse_events
 from rlenv.testing.tools import context
 from rlenv.tools.base import CallPolicy, Mode, Tool, ToolContext, ToolOutput
 
@@ -86,7 +86,7 @@ def never() -> Any:
 
 
 def player_of(recorder: Recorder, lane: Lane) -> Player:
-    return Player(Reel(None, {"run-0": parsed(recorder.taken(lane), "run-0")}))
+    return Player(Reel(None, {"run-0": parse_events(recorder.take_events(lane), "run-0")}))
 
 
 def recorded(tools: list[Tool]) -> tuple[tuple[Any, ...], Player]:

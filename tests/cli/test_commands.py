@@ -237,7 +237,7 @@ def test_what_is_invalid_is_played_again_and_stays(
     rows = list(reader.rows())
     assert len(rows) == 6  # nothing is lost
     assert set(before) < {row["id"] for row in rows}
-    counted = [row for row in rows if reader.counts(row)]
+    counted = [row for row in rows if reader.is_counted(row)]
     assert {row["id"] for row in counted} == set(reader.table["id"].to_pylist())
     assert [row["reward"] for row in counted] == [1.0] * 4
     assert [one.reward.total for one in recorded_at(out)] == [1.0] * 4

@@ -38,13 +38,13 @@ class Deaf:
     def keep(self, lane: Lane, event: Event) -> None:
         raise AssertionError
 
-    def copied(self, lane: Lane, heard: Heard) -> None:
+    def copy_heard(self, lane: Lane, heard: Heard) -> None:
         raise AssertionError
 
     def lets_out(self, tool: str) -> bool:
         return False
 
-    def missed(self, episode: str) -> str:
+    def missed_request(self, episode: str) -> str:
         return ""
 
 
@@ -169,7 +169,7 @@ class Keeping(Deaf):
     def keep(self, lane: Lane, event: Event) -> None:
         self.kept.append(event.outcome)
 
-    def copied(self, lane: Lane, heard: Heard) -> None:
+    def copy_heard(self, lane: Lane, heard: Heard) -> None:
         self.kept.append((lane.place, heard))
 
 

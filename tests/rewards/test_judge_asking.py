@@ -17,7 +17,7 @@ from rlenv.concurrency.scope import Scope
 from rlenv.errors import RewardError, UsageError
 from rlenv.rewards.base import Measured
 from rlenv.runs.cassettes import Player, Recorder
-from rlenv.runs.events import Reel, parsed
+from rlenv.runs.events import Reel, parse_events
 from rlenv.testing.endpoint import FakeEndpoint
 from tests.support.clock import passes, run_skipping
 from tests.support.judges import Server, chat, compiled, context, falling, judged, one, verdict
@@ -226,7 +226,7 @@ def test_a_replay_gives_what_was_asked_beside_at_once_and_asks_nobody() -> None:
         lane = recorder.lane()
         async with asyncio.timeout(120), FakeEndpoint(answer) as server:
             found, _ = await measured(server.base_url, lane)
-        return found, Player(Reel(None, {"run": parsed(recorder.taken(lane), "run")}))
+        return found, Player(Reel(None, {"run": parse_events(recorder.take_events(lane), "run")}))
 
     then, player = asyncio.run(record())
     made, again = sum(asked.values()), run_skipping(measured("http://127.0.0.1:1/v1", player.lane("run")))

@@ -27,7 +27,7 @@ from rlenv.rewards.group import score_groups
 from rlenv.rewards.judge_panel import CHOICES, KEY, Combine, check_panel, combine, drawn, needed
 from rlenv.rewards.verdict import ReplySchema, UnreadableReply
 from rlenv.runs.replay import replay, rescore
-from rlenv.runs.variants import Weights, varied
+from rlenv.runs.variants import Weights, reweigh
 from rlenv.trajectory import ModelUsage, TermResult, Trajectory
 from tests.support.judges import Server, chat, compiled, context, falling, judged, one
 
@@ -498,7 +498,7 @@ def test_rescore_asks_again_and_other_weights_ask_nobody(tmp_path: Path) -> None
 
     async def again(environment: rlenv.Environment, scored: list[Trajectory]) -> None:
         asked = len(server.asked)
-        other = varied(environment, scored, Weights(weight={"best": 2.0}))
+        other = reweigh(environment, scored, Weights(weight={"best": 2.0}))
         assert [one.reward.total for one in other] == [2.0, 0.0]
         assert len(server.asked) == asked
         assert values(await rescore(environment, scored)) == [1.0, 0.0]

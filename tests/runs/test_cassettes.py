@@ -25,9 +25,9 @@ from rlenv.messages import Message, ToolCall
 from rlenv.runs import files
 from rlenv.runs.cassettes import Player, Recorder
 from rlenv.runs.evaluate import evaluate
-from rlenv.runs.events import Reel, parsed
+from rlenv.runs.events import Reel, parse_events
 from rlenv.runs.locks.lock import locks_of
-from rlenv.runs.recorded import recorded, with_ids
+from rlenv.runs.recorded import episodes_with_ids, recorded
 from rlenv.runs.replay import Replayed, replay
 from rlenv.testing.endpoint import FakeEndpoint, Reply
 from rlenv.trajectory import Trajectory
@@ -297,7 +297,7 @@ def test_calls_that_code_and_rewards_make_have_places_of_their_own(
     first = reel.ids[0]
     places = {one.place for one in reel.events(first)}
     assert places == {"turn 0 call 0", "turn 0 call 0 > call 0", "term looked_up call 0"}
-    assert [one.ordinal for one in reel.at(first, "turn 0 call 0 > call 0")] == [0, 0, 1]
+    assert [one.ordinal for one in reel.events_at(first, "turn 0 call 0 > call 0")] == [0, 0, 1]
 
 
 def test_faults_that_are_put_in_on_purpose_are_drawn_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -355,7 +355,7 @@ def test_servers_of_one_name_in_two_specs_keep_their_own_tools(tmp_path: Path) -
         before = [sorted(load(path).parts.tools) for path in specs]
     for path in specs:
         Path(path).with_name("pin.json").unlink()
-    tape = Reel(None, {"": parsed(recorder.rest().encode(), "run")})
+    tape = Reel(None, {"": parse_events(recorder.take_rest().encode(), "run")})
     for order in (0, 1):  # whichever is compiled first
         with offline(), entered(Lane(Player(tape), "")):
             assert sorted(load(specs[order]).parts.tools) == before[order]
@@ -522,7 +522,7 @@ def test_every_kept_episode_replays_by_itself(tmp_path: Path) -> None:
         evaluate(path, out=tmp_path / "run", k=4, concurrency=3)
         asked = len(server.requests)
     assert asked <= 6, "one of the cached tool, and few of the judge: all else was shared"
-    reel, kept = Reel.of(tmp_path / "run"), with_ids(tmp_path / "run")
+    reel, kept = Reel.of(tmp_path / "run"), episodes_with_ids(tmp_path / "run")
 
     async def alone(id: str, episode: Trajectory) -> list[Replayed]:
         player = Player(Reel(None, {"": reel.events(""), id: reel.events(id)}))
@@ -707,7 +707,7 @@ def test_a_shipped_environment_that_has_changed_is_told_by_episode_turn_and_term
     assert (ran.code, ran.out) == (0, "4 of 4 episodes came out the same, 0 differently\n")
     assert "socket.connect" not in ran.opened
     (tool, *_) = load(name).parts.tools
-    first = with_ids(out, None)[0][0]
+    first = episodes_with_ids(out, None)[0][0]
     for change, where in (
         (f"prompt.system=Call {tool} once.", "  prompt: "),
         (f"tools.{tool}.faults={{error: 1}}", "  turn 1, observation: "),
@@ -806,7 +806,7 @@ def test_answers_take_as_long_as_they_did_where_that_is_asked_for(http_run: Path
         slept.append(seconds)
 
     async def replayed(player: Player) -> list[Replayed]:
-        ids, kept = zip(*with_ids(str(http_run), None), strict=True)
+        ids, kept = zip(*episodes_with_ids(str(http_run), None), strict=True)
         with offline(), entered(Lane(player, "")):
             async with load(http_run.parent / "env.yaml") as environment:
                 return await replay(environment, kept, lane=lambda index: player.lane(ids[index]))

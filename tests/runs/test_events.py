@@ -10,7 +10,7 @@ import pytest
 from rlenv.concurrency.lanes import Event, Lane
 from rlenv.errors import CassetteError, UsageError
 from rlenv.runs.cassettes import Player, Recorder
-from rlenv.runs.events import Reel, canonical, content_of, dumped, is_recorded, parsed
+from rlenv.runs.events import Reel, canonical_json, content_of, dump_events, is_recorded, parse_events
 from rlenv.runs.files import Body
 from rlenv.runs.reader import RunReader
 from rlenv.runs.schema import Facts
@@ -31,7 +31,7 @@ def again(player: Player, lane: Lane, what: object, *, is_shared: bool = False, 
 
 
 def test_equal_values_have_one_canonical_text_whatever_they_hold() -> None:
-    assert canonical({"b": 1, "a": "é\ud800"}) == '{"a":"\\u00e9\\ud800","b":1}'
+    assert canonical_json({"b": 1, "a": "é\ud800"}) == '{"a":"\\u00e9\\ud800","b":1}'
     assert content_of("tool", {"a": 1, "b": 2}) == content_of("tool", {"b": 2, "a": 1})
     assert len(content_of("tool", None)) == 64
     assert content_of("tool", 1) != content_of("chat", 1)
@@ -39,7 +39,9 @@ def test_equal_values_have_one_canonical_text_whatever_they_hold() -> None:
 
 def player_of(recorder: Recorder, *lanes: Lane) -> Player:
     """A player of episodes run-0, run-1, …"""
-    return Player(Reel(None, {f"run-{at}": parsed(recorder.taken(one), "run") for at, one in enumerate(lanes)}))
+    return Player(
+        Reel(None, {f"run-{at}": parse_events(recorder.take_events(one), "run") for at, one in enumerate(lanes)})
+    )
 
 
 def test_events_are_written_as_they_are_read_without_what_is_at_its_default() -> None:
@@ -48,9 +50,11 @@ def test_events_are_written_as_they_are_read_without_what_is_at_its_default() ->
         asked.ended("ok", [None, 2**70, {"z": 0, "y": 1}]),
         Event(started=1.5, is_shared=True, ordinal=3, outcome="ok"),
     ]
-    text = dumped(events)
-    assert parsed(text, "here") == events
-    assert json.dumps(parsed(text, "here")[0].response) == json.dumps(events[0].response)  # in the order that it had
+    text = dump_events(events)
+    assert parse_events(text, "here") == events
+    assert json.dumps(parse_events(text, "here")[0].response) == json.dumps(
+        events[0].response
+    )  # in the order that it had
     assert json.loads(text)[1] == {"started": 1.5, "is_shared": True, "ordinal": 3}
 
 
@@ -68,7 +72,7 @@ def test_an_answer_that_is_no_json_is_kept_as_json_can_hold_it(answer: object, k
     lane = recorder.lane()
     ask(recorder, lane, "a", answer)
     ask(recorder, lane, "b", ["fine"])
-    assert [one.response for one in parsed(recorder.taken(lane), "here")] == [kept, ["fine"]]
+    assert [one.response for one in parse_events(recorder.take_events(lane), "here")] == [kept, ["fine"]]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +88,7 @@ def test_an_answer_that_is_no_json_is_kept_as_json_can_hold_it(answer: object, k
 )
 def test_what_is_no_event_is_named(held: object, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        parsed(json.dumps(held).encode(), "here")
+        parse_events(json.dumps(held).encode(), "here")
 
 
 def played(run: Path, *, is_sealed: bool) -> RunWriter:
@@ -92,12 +96,12 @@ def played(run: Path, *, is_sealed: bool) -> RunWriter:
     recorder = Recorder()
     ask(recorder, Lane(recorder, ""), "tools", ["early"])
     writer = RunWriter(run)
-    writer.late("", {"events": recorder.rest()})
+    writer.append_late("", {"events": recorder.take_rest()})
     lane = recorder.lane()
     for number in range(2):
         ask(recorder, lane.at("turn 0 call 0"), "same", number)
-    assert writer.append(episode(), Facts(events=recorder.taken(lane))) == f"{writer.name}-00000-0"
-    assert recorder.rest() == ""
+    assert writer.append(episode(), Facts(events=recorder.take_events(lane))) == f"{writer.name}-00000-0"
+    assert recorder.take_rest() == ""
     if is_sealed:
         writer.close()
     return writer
@@ -117,8 +121,8 @@ def test_the_events_of_a_run_are_read_while_it_is_written_and_once_it_is_sealed(
         ("turn 0 call 0", 0, 0),
         ("turn 0 call 0", 1, 1),
     ]
-    assert [one.response for one in reel.at("", "")] == [["early"]]
-    keys = reel.contents[content_of("tool", "same")]
+    assert [one.response for one in reel.events_at("", "")] == [["early"]]
+    keys = reel.keys_by_content[content_of("tool", "same")]
     assert [reel.event(key).response for key in keys] == [0, 1]
 
 
@@ -142,7 +146,7 @@ def test_a_run_is_recorded_where_any_of_its_episodes_is(tmp_path: Path, is_seale
     recorder = Recorder()
     lane = recorder.lane()
     ask(recorder, lane, "what", "answer")
-    kept = writer.append(episode(), Facts(events=recorder.taken(lane)))
+    kept = writer.append(episode(), Facts(events=recorder.take_events(lane)))
     if is_sealed:
         writer.close()
     player = Player(Reel.of(tmp_path))
@@ -164,9 +168,9 @@ def test_secrets_are_taken_out_of_requests_and_answers(monkeypatch: pytest.Monke
     recorder = Recorder()
     lane = recorder.lane()
     ask(recorder, lane, {"text": "my key is hunter2-hunter2"}, "so it is hunter2-hunter2")
-    events = recorder.taken(lane)
+    events = recorder.take_events(lane)
     assert b"hunter2" not in events
-    player = Player(Reel(None, {"run-0": parsed(events, "run-0")}))
+    player = Player(Reel(None, {"run-0": parse_events(events, "run-0")}))
     assert "hunter2" not in str(again(player, player.lane("run-0"), {"text": "my key is hunter2-hunter2"}))
 
 
@@ -180,7 +184,7 @@ def taped() -> Reel:
         if number:
             for text in ("first", "second"):
                 ask(recorder, lane.at("turn 1 call 0"), {"q": "other"}, text)
-        events[f"run-{number}"] = parsed(recorder.taken(lane), "run")
+        events[f"run-{number}"] = parse_events(recorder.take_events(lane), "run")
     return Reel(None, events)
 
 
@@ -192,8 +196,8 @@ def test_each_lane_has_its_own_answers_in_their_order_each_once(taped: Reel) -> 
     assert [again(player, second.at("turn 1 call 0"), {"q": "other"}) for _ in range(2)] == ["first", "second"]
     with pytest.raises(CassetteError, match=r"turn 1 call 0: .*: it was made 2 times, and now 3"):
         again(player, second.at("turn 1 call 0"), {"q": "other"})
-    assert player.missed("run-0") == ""
-    assert player.missed("run-1").startswith("turn 1 call 0: ")
+    assert player.missed_request("run-0") == ""
+    assert player.missed_request("run-1").startswith("turn 1 call 0: ")
 
 
 def test_what_is_answered_alike_anywhere_is_found_in_another_lane(taped: Reel) -> None:
@@ -235,7 +239,7 @@ def test_a_miss_reads_its_own_episode_and_the_run_once_at_the_most(tmp_path: Pat
     for number in range(300):  # more than are held at once
         lane = recorder.lane()
         ask(recorder, lane.at("turn 0 call 0"), number, "answer")
-        ids.append(writer.append(episode(number), Facts(events=recorder.taken(lane))))
+        ids.append(writer.append(episode(number), Facts(events=recorder.take_events(lane))))
     reader = Counting(tmp_path)
     reel = Reel(reader, {})
     player = Player(reel)
@@ -260,7 +264,7 @@ def test_a_server_has_its_own_listing_and_one_that_has_moved_that_of_its_name(co
     for server in ("1", "2"):
         event = recorder.look(lane, Event(kind="list", name="lab", request={"tools": "lab", "server": server}))
         recorder.keep(lane, event.ended("ok", server))
-    player = Player(Reel(None, {"": parsed(recorder.rest().encode(), "run")}))
+    player = Player(Reel(None, {"": parse_events(recorder.take_rest().encode(), "run")}))
     answer = player.look(Lane(player, "").at("tools of lab"), Event(kind="list", name="lab", request=content))
     assert answer.response == ("2" if content == {"tools": "lab", "server": "2"} else "1")
 
@@ -275,7 +279,7 @@ def test_what_an_author_has_written_out_as_a_key_is_shown_to_nobody(tmp_path: Pa
     recorder = Recorder()
     lane = recorder.lane()
     ask(recorder, lane, {"options": options, "arguments": {"token": "a word"}}, "fine")
-    (event,) = parsed(recorder.taken(lane), "run")
+    (event,) = parse_events(recorder.take_events(lane), "run")
     assert "hunter2" not in str(event)
     assert key not in str(event)
     assert (event.request["arguments"], event.request["options"]["method"]) == ({"token": "a word"}, "POST")
@@ -287,13 +291,13 @@ def test_events_are_of_the_lock_that_their_episode_is_of_and_of_no_other_are_any
     lanes = [recorder.lane() for _ in range(4)]
     for lane in lanes:
         ask(recorder, lane, "what", "answer")
-    assert [one.lock for one in parsed(recorder.taken(lanes[0], lock="own"), "here")] == ["own"]
-    assert [one.lock for one in parsed(recorder.taken(lanes[1]), "here")] == ["first"]
-    recorder.dropped(lanes[2])
+    assert [one.lock for one in parse_events(recorder.take_events(lanes[0], lock="own"), "here")] == ["own"]
+    assert [one.lock for one in parse_events(recorder.take_events(lanes[1]), "here")] == ["first"]
+    recorder.drop_lane(lanes[2])
     ask(recorder, lanes[0], "behind its end", "answer")
-    recorder.dropped(lanes[0])
-    assert [one.content for one in parsed(recorder.rest().encode(), "here")] == [content_of("tool", "what")]
-    assert recorder.rest() == ""
+    recorder.drop_lane(lanes[0])
+    assert [one.content for one in parse_events(recorder.take_rest().encode(), "here")] == [content_of("tool", "what")]
+    assert recorder.take_rest() == ""
 
 
 def test_what_does_not_leave_the_process_is_not_answered_unless_all_is(taped: Reel) -> None:

@@ -27,11 +27,11 @@ from rlenv.cli.main import main
 from rlenv.concurrency.lanes import Event
 from rlenv.errors import UsageError
 from rlenv.messages import Image
-from rlenv.runs.events import Reel, dumped, parsed
+from rlenv.runs.events import Reel, dump_events, parse_events
 from rlenv.runs.figures.query import parse
 from rlenv.runs.figures.snapshot import Snapshot
 from rlenv.runs.files import Body
-from rlenv.runs.folder import KeptRun, RunInfo, clear, open_run, read_info
+from rlenv.runs.folder import KeptRun, RunInfo, clear_run, open_run, read_info
 from rlenv.runs.journal import (
     LONG_BYTES,
     Blobs,
@@ -174,7 +174,7 @@ def test_a_row_of_an_unnamed_environment_is_read(tmp_path: Path) -> None:
     del entry["environment"]
     rows.write_bytes(b"".join([json.dumps(entry).encode() + b"\n", *rest]))
     reader = RunReader(tmp_path)
-    assert [row["id"] for row in reader.rows() if reader.counts(row)] == ids
+    assert [row["id"] for row in reader.rows() if reader.is_counted(row)] == ids
 
 
 def test_what_a_disk_does_not_take_is_no_fault_of_the_journal(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_names_that_utf_8_cannot_hold_are_kept(tmp_path: Path) -> None:
     told = replace(told, reward=RewardBreakdown(1.0, terms, (0, 1)), seed=10**30)
     writer = RunWriter(tmp_path)
     id = writer.append(told, Facts(group=odd))
-    writer.late(id, ending_of(told))
+    writer.append_late(id, ending_of(told))
     writer.close()
     reader = RunReader(tmp_path)
     [row] = reader.table.to_pylist()
@@ -368,8 +368,8 @@ def test_what_events_hold_is_kept_once_with_what_the_record_holds(tmp_path: Path
     )
     made = played(images=[Image.of(PICTURE)], result=LONG)
     writer = RunWriter(tmp_path, keep=KeepPolicy(keep_gb=(len(PICTURE) + len(LONG.encode())) / 0.5e9))
-    ids = [writer.append(made, Facts(events=dumped([answer]))) for _ in range(2)]
-    writer.late("", {"events": dumped([answer]).decode()})
+    ids = [writer.append(made, Facts(events=dump_events([answer]))) for _ in range(2)]
+    writer.append_late("", {"events": dump_events([answer]).decode()})
     for step in (lambda: None, writer.close, lambda: pack(tmp_path)):
         step()
         reel = Reel.of(tmp_path)
@@ -426,7 +426,7 @@ def test_whatever_a_record_holds_comes_back_to_the_letter(tmp_path: Path, made: 
 
 
 def test_names_that_no_body_lists_are_what_somebody_wrote(tmp_path: Path) -> None:
-    name = Blobs(tmp_path, "w")._put(PICTURE)
+    name = Blobs(tmp_path, "w")._write_blob(PICTURE)
     record = b'{"x":{"rlenv.base64":"%s"}}' % name.encode()
     assert put_back(tmp_path, record, ()) == record
     assert put_back(tmp_path, record, ["0" * 64]) == record
@@ -461,7 +461,7 @@ def test_a_half_of_a_blob_is_written_again_and_what_a_killed_writer_left_is_swep
 
 def test_a_run_that_is_removed_takes_its_files_and_nothing_of_others(tmp_path: Path) -> None:
     kept(tmp_path, episodes())
-    clear(tmp_path)
+    clear_run(tmp_path)
     assert list(tmp_path.iterdir()) == []
     kept(tmp_path, episodes())
     names = ["blobs/mine.png", "blobs/ab/notes", "episodes/mine.parquet", "journal/notes.jsonl", "locks/mine.json"]
@@ -469,7 +469,7 @@ def test_a_run_that_is_removed_takes_its_files_and_nothing_of_others(tmp_path: P
     for path in own:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"mine")
-    clear(tmp_path)
+    clear_run(tmp_path)
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(own)
     clear_blobs(tmp_path / "nowhere")
 
@@ -541,10 +541,10 @@ def test_lines_are_read_once_each_as_soon_as_they_are_whole(tmp_path: Path, capl
 def test_a_text_stands_beside_the_record_from_a_length_on(tmp_path: Path, spare: int, is_taken: bool) -> None:
     blobs = Blobs(tmp_path, "w")
     text = "x" * (LONG_BYTES + spare)  # with its quotes one more than fits, or as many
-    (record,), names = blobs.taken_out(json.dumps({"a": text}).encode())
+    (record,), names = blobs.take_out(json.dumps({"a": text}).encode())
     assert (len(names), blobs.written, len(blobs.fresh)) == ((1, len(text), 1) if is_taken else (0, 0, 0))
     assert json.loads(put_back(tmp_path, record, names)) == {"a": text}
-    assert blobs.taken_out(json.dumps({"a": text}).encode())[1] == names
+    assert blobs.take_out(json.dumps({"a": text}).encode())[1] == names
     assert blobs.written == (len(text) if is_taken else 0), "once"
     blobs.sync()
     assert blobs.fresh == []
@@ -555,7 +555,7 @@ def test_a_key_and_a_text_that_spells_a_name_stay_in_the_record(tmp_path: Path) 
     long = "x" * LONG_BYTES
     for held in ({long: 1}, {"a": long, "b": {"rlenv.text": "0" * 64}}):
         record = json.dumps(held, separators=(",", ":")).encode()
-        assert blobs.taken_out(record) == ([record], [])
+        assert blobs.take_out(record) == ([record], [])
 
 
 @pytest.mark.parametrize("sign", ['"', "\\", '\\"', "\x00", "é", "\u2028", ": ", ",", '","'])
@@ -565,7 +565,7 @@ def test_whatever_a_long_text_is_made_of_it_alone_is_taken_out_and_comes_back(tm
         sign: [{sign: sign}, "\\", list(range(100_000)), sign * LONG_BYTES, {sign * 3: sign * LONG_BYTES}, '"', sign]
     }
     record = orjson.dumps(held)
-    (written,), names = blobs.taken_out(record)
+    (written,), names = blobs.take_out(record)
     assert (len(names), len(written) < 700_000) == (1, True)
     assert put_back(tmp_path, written, names) == record
 
@@ -574,7 +574,7 @@ def test_only_texts_are_put_back_where_images_are_not_wanted(tmp_path: Path) -> 
     blobs = Blobs(tmp_path, "w")
     picture = plain(Image.of(PICTURE))
     written = json.dumps({"i": picture, "t": "x" * LONG_BYTES}, separators=(",", ":")).encode()
-    (record,), names = blobs.taken_out(written)
+    (record,), names = blobs.take_out(written)
     assert len(names) == 2
     assert put_back(tmp_path, record, names) == written
     assert put_back(tmp_path, record, []) == record
@@ -624,13 +624,13 @@ def test_what_is_kept_is_read_to_the_digit_with_or_without_what_became_known_lat
     for ending in ("", '{"reason": "answer"}'):
         assert Body("id", record, (), ending=ending).as_json()["number"] == number
     response = {"number": number}
-    (event,) = parsed(dumped([Event(place="turn 0", kind="http", outcome="ok", response=response)]), "here")
+    (event,) = parse_events(dump_events([Event(place="turn 0", kind="http", outcome="ok", response=response)]), "here")
     assert event.response == response
 
 
 def test_clearing_takes_the_blobs_and_nothing_else(tmp_path: Path) -> None:
     blobs = Blobs(tmp_path, "w")
-    blobs.taken_out(json.dumps({"a": "x" * LONG_BYTES}).encode())
+    blobs.take_out(json.dumps({"a": "x" * LONG_BYTES}).encode())
     (folder,) = (tmp_path / "blobs").iterdir()
     (name,) = (path.name for path in folder.iterdir())
     (folder / f"{name}.w.tmp").touch()

@@ -127,7 +127,7 @@ def test_no_fact_is_lost_by_who_has_no_column_for_it(tmp_path: Path) -> None:
     for number in range(2):
         writer = RunWriter(tmp_path)
         id = writer.append(episode(number), Facts())
-        writer.late(id, {"fate": "trained"})
+        writer.append_late(id, {"fate": "trained"})
         newer(tmp_path, id.rpartition("-")[0], number)
     keep(tmp_path, 1, first=2)
     seal_abandoned(tmp_path)
@@ -154,7 +154,7 @@ def test_what_a_part_cannot_hold_stays_as_it_is(tmp_path: Path, caplog: pytest.L
     for number, own in enumerate(kinds):
         writer = RunWriter(tmp_path)
         id = writer.append(episode(number), Facts())
-        writer.late(id, {"fate": "trained"})
+        writer.append_late(id, {"fate": "trained"})
         newer(tmp_path, id.rpartition("-")[0], number, own=own)
     done = pack(tmp_path)
     assert (done.sealed, done.merged, len(done.left)) == (2, 0, 1)
@@ -219,7 +219,7 @@ def test_a_sealing_that_was_interrupted_is_done_again(tmp_path: Path, left: str)
     """Killed behind the renaming of the rows' part, with one journal still there."""
     writer = RunWriter(tmp_path)
     id = writer.append(episode(0), Facts())
-    writer.late(id, {"fate": "trained"})
+    writer.append_late(id, {"fate": "trained"})
     segment = id.rpartition("-")[0]
     journal = path_of(tmp_path, segment, left)
     shutil.copy(journal, tmp_path / "copy")

@@ -14,7 +14,7 @@ from rlenv.runs.folder import Attempt, RunInfo, open_run, write_info
 from rlenv.runs.pack import pack
 from rlenv.runs.parts import seal
 from rlenv.runs.reader import RunReader
-from rlenv.runs.recorded import with_facts
+from rlenv.runs.recorded import episodes_with_facts
 from rlenv.runs.schema import NEVER_NULL, ROW, Facts, Mode, ending_of, late_of, term_of
 from rlenv.runs.writer import RunWriter
 from rlenv.trajectory import RewardBreakdown, TermResult
@@ -92,14 +92,14 @@ def test_an_attempt_that_was_gone_on_from_does_not_count(tmp_path: Path) -> None
     reader = open_run(tmp_path)
     rows = sorted(zip(reader.table["step"].to_pylist(), reader.table["attempt"].to_pylist(), strict=True))
     assert rows == [(1, 0), (2, 0), (3, 1), (4, 1)]
-    assert sum(reader.counts(row) for row in reader.rows()) == 4
+    assert sum(reader.is_counted(row) for row in reader.rows()) == 4
 
 
 def test_what_an_episode_has_ended_as_may_be_known_later(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path)
     id = writer.append(episode(0), Facts())
     again = episode(0).rescored(RewardBreakdown(0.25, episode(0).reward.terms, (0.0, 0.25)), success=False)
-    writer.late(id, ending_of(again))
+    writer.append_late(id, ending_of(again))
     for _ in ("open", "sealed"):
         reader = RunReader(tmp_path)
         assert reader.body(id).trajectory() == again
@@ -112,8 +112,8 @@ def test_a_reward_that_became_invalid_later_is_none(tmp_path: Path) -> None:
     (id,) = keep(tmp_path, 1)
     writer = RunWriter(tmp_path)
     failed = episode().rescored(RewardBreakdown(None, {}), None)
-    writer.late(id, ending_of(failed))
-    writer.late(id, {"fate": "masked"})
+    writer.append_late(id, ending_of(failed))
+    writer.append_late(id, {"fate": "masked"})
     reader = RunReader(tmp_path)
     (row,) = reader.table.to_pylist()
     assert (row["reward"], row["success"], row["reason"], row["fate"]) == (None, None, "reward", "masked")
@@ -133,7 +133,7 @@ def test_a_validation_that_an_attempt_makes_again_counts_once(tmp_path: Path) ->
     found = reader.table.to_pylist()
     assert [row["id"] for row in found if row["mode"] == "greedy"] == again
     assert len(found) == 3
-    assert sorted(row["id"] for row in reader.rows() if reader.counts(row)) == sorted(row["id"] for row in found)
+    assert sorted(row["id"] for row in reader.rows() if reader.is_counted(row)) == sorted(row["id"] for row in found)
 
 
 @pytest.mark.parametrize("closed", [(), (0,), (1,), (0, 1)])
@@ -149,7 +149,7 @@ def test_a_sample_that_an_attempt_plays_again_counts_once_wherever_its_rows_lie(
     reader = RunReader(tmp_path)
     found = sorted(zip(reader.table["task"].to_pylist(), reader.table["attempt"].to_pylist(), strict=True))
     assert found == [(0, 0), (1, 1), (2, 1)]
-    assert sum(reader.counts(row) for row in reader.rows()) == 3
+    assert sum(reader.is_counted(row) for row in reader.rows()) == 3
     for writer in writers:
         writer.close()
 
@@ -182,7 +182,7 @@ def test_a_row_of_a_journal_that_lacks_a_column_says_null_there_as_one_of_a_part
     rows.write_bytes(orjson.dumps({key: held[key] for key in (*NEVER_NULL, "at", "lies")}) + b"\n")
     [row] = RunReader(tmp_path).rows()
     assert all(row[key] is None for key in ROW.keys() - NEVER_NULL)
-    [(facts, _)] = with_facts(tmp_path)
+    [(facts, _)] = episodes_with_facts(tmp_path)
     assert facts == Facts(step=held["step"], sample=held["sample"], mode=held["mode"], group="")
 
 
@@ -234,7 +234,7 @@ def test_late_facts_that_say_no_time_stand_before_those_that_do(tmp_path: Path) 
 def test_what_was_said_later_is_still_said_when_the_rows_are_packed(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path, seal_episodes=2)
     for number in range(4):
-        writer.late(writer.append(episode(number), Facts()), {"fate": "trained"})
+        writer.append_late(writer.append(episode(number), Facts()), {"fate": "trained"})
     writer.close()
     pack(tmp_path)
     assert RunReader(tmp_path).table["fate"].to_pylist() == ["trained"] * 4

@@ -140,7 +140,7 @@ def test_nothing_is_new_where_no_row_came(tmp_path: Path) -> None:
     path.write_bytes(line() + line(seed=1)[:100])
     reader = LinesReader(path)
     table = reader.table
-    assert (reader.rest, reader.is_at_end) == (100, True)
+    assert (reader.unread_bytes, reader.is_at_end) == (100, True)
     os.utime(path, (1, 1))
     assert not reader.refresh()
     assert (reader.version, reader.table is table) == (1, True)

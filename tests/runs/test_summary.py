@@ -12,12 +12,12 @@ import pytest
 
 from rlenv._base.text import figure
 from rlenv.cli.main import main
-from rlenv.runs.figures import clustered, mean_interval, wilson
+from rlenv.runs.figures import clustered_interval, mean_interval, wilson
 from rlenv.runs.figures.report import report
 from rlenv.runs.folder import KeptRun, RunInfo
 from rlenv.runs.recorded import recorded
 from rlenv.runs.schema import Facts
-from rlenv.runs.summary import Latency, compare, mean, same, summarise, task_of
+from rlenv.runs.summary import Latency, compare, is_same, mean, summarise, task_of
 from rlenv.trajectory import TermResult, Trajectory
 from tests.support.runs import played
 
@@ -63,7 +63,7 @@ def test_all_faces_give_a_run_the_same_interval(tmp_path: Path, capsys: pytest.C
     told = json.loads(capsys.readouterr().out)
     assert main(["runs", "show", run, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert shown["success_interval"] == told["success_interval"] == [*clustered([[False] * 4] * 3)]
+    assert shown["success_interval"] == told["success_interval"] == [*clustered_interval([[False] * 4] * 3)]
 
 
 def test_what_a_mean_leaves_out_is_counted_beside_it_with_what_it_might_have_changed() -> None:
@@ -264,4 +264,4 @@ def test_what_changed_is_told_by_term_the_largest_move_first() -> None:
     ],
 )
 def test_values_are_the_same_but_for_rounding(one: float | None, other: float | None, are_same: bool) -> None:
-    assert same(one, other) is are_same
+    assert is_same(one, other) is are_same

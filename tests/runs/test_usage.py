@@ -23,14 +23,14 @@ from rlenv.runs.usage import (
     Spending,
     asked_tokens,
     cost_of,
-    counting,
+    count_spending,
     money,
     notes_of,
     prices_in,
     read_prices,
-    shown,
     spending_line,
-    spent,
+    spending_of,
+    spending_page,
 )
 from rlenv.trajectory import ModelUsage, Trajectory
 from tests.support.runs import played
@@ -51,26 +51,26 @@ def episodes(*usage: tuple[ModelUsage, ...]) -> list[Trajectory]:
 
 
 def test_sums_are_by_role_and_model() -> None:
-    found = spent(episodes((POLICY, JUDGE), (POLICY,)))
+    found = spending_of(episodes((POLICY, JUDGE), (POLICY,)))
     policy, judge = found.roles
     assert (policy.requests, policy.failed, policy.prompt_tokens, policy.completion_tokens) == (6, 2, 200, 40)
     assert (policy.seconds, policy.cost) == (3.0, None)
     assert (judge.role, judge.model) == ("judge good", "b")
     assert (found.requests, found.failed, found.prompt_tokens, found.completion_tokens) == (7, 2, 1200, 50)
     assert (found.cost, found.currency, found.unpriced) == (None, "", ())
-    assert spent(episodes((), ())) == Spending()
+    assert spending_of(episodes((), ())) == Spending()
 
 
 def test_cost_is_of_known_prices_and_the_others_are_named() -> None:
-    found = spent(episodes((POLICY, JUDGE), (POLICY,)), prices=prices())
+    found = spending_of(episodes((POLICY, JUDGE), (POLICY,)), prices=prices())
     assert [one.cost for one in found.roles] == [pytest.approx((200 * 10 + 40 * 100) / 1e6), None]
     assert found.cost == pytest.approx(0.006)
     assert (found.currency, found.unpriced) == ("EUR", ("b",))
-    assert spent(episodes((JUDGE,)), prices=prices()).cost is None
+    assert spending_of(episodes((JUDGE,)), prices=prices()).cost is None
 
 
 def test_unknown_tokens_are_no_number() -> None:
-    found = spent(episodes((SILENT,)), prices=prices())
+    found = spending_of(episodes((SILENT,)), prices=prices())
     (role,) = found.roles
     assert (role.unknown, role.prompt_tokens, role.completion_tokens, role.cost) == (2, None, None, None)
     assert (found.unknown, found.prompt_tokens, found.cost) == (2, None, None)
@@ -80,7 +80,7 @@ def test_unknown_tokens_are_no_number() -> None:
 
 def test_what_a_record_answered_is_in_no_sum() -> None:
     recorded = replace(JUDGE, is_recorded=True)
-    found = spent(episodes((POLICY, recorded)), prices=prices())
+    found = spending_of(episodes((POLICY, recorded)), prices=prices())
     assert [one.is_recorded for one in found.roles] == [False, True]
     assert (found.requests, found.prompt_tokens, found.unpriced) == (3, 100, ())
     assert asked_tokens([recorded]) == (None, None)
@@ -99,7 +99,7 @@ def test_a_row_has_the_tokens_of_all_models_and_their_cost() -> None:
 
 def test_a_summary_holds_them() -> None:
     summary = summarise(episodes((POLICY,)), seconds=1.0, prices=prices())
-    assert summary.usage == spent(episodes((POLICY,)), prices=prices())
+    assert summary.usage == spending_of(episodes((POLICY,)), prices=prices())
 
 
 LIST = """
@@ -209,38 +209,38 @@ def test_a_budget_is_spent_once_more_than_it_was_asked_for_and_something_is_left
     (one,) = episodes((POLICY,))  # 0.003 EUR
     for left, expected in ((1, is_spent), (0, False)):
         own, said = budget(most)
-        own.ended(one, left=left)
+        own.add_episode(one, left=left)
         assert (own.is_spent.is_set(), said) == (expected, [])
         own, _ = budget(most)
-        own.asked(one.usage, left)
+        own.add_usage(one.usage, left)
         assert own.is_spent.is_set() is expected
 
 
 def test_what_episodes_and_groups_cost_adds_up() -> None:
     own, _ = budget(0.006)
     for left in (9, 8):
-        own.ended(episodes((POLICY,))[0], left=left)
+        own.add_episode(episodes((POLICY,))[0], left=left)
         assert not own.is_spent.is_set()
-    own.asked((POLICY,), 3)
+    own.add_usage((POLICY,), 3)
     assert own.is_spent.is_set()
-    assert own.said() == (
+    assert own.stop_reason() == (
         "the episodes have cost 0.009 EUR, more than --max-cost 0.006; 8 are not played: "
         "--resume with a higher one plays them where the run is kept (-o)"
     )
-    own.ended(episodes(())[0], left=0)
-    assert "not all answers to a task are compared" in own.said()
+    own.add_episode(episodes(())[0], left=0)
+    assert "not all answers to a task are compared" in own.stop_reason()
 
 
 def test_a_budget_says_once_what_is_in_no_sum() -> None:
     own, said = budget(1.0)
     for _ in range(2):
-        own.ended(episodes((JUDGE, SILENT))[0], left=1)
+        own.add_episode(episodes((JUDGE, SILENT))[0], left=1)
     assert said == [
         "--max-cost leaves out answers whose server says no tokens",
         "--max-cost leaves out b, which has no price",
     ]
     own, said = budget(None, with_prices=False)
-    own.ended(episodes((JUDGE,))[0], left=1)
+    own.add_episode(episodes((JUDGE,))[0], left=1)
     assert (said, own.is_spent.is_set()) == ([], False)
 
 
@@ -270,27 +270,27 @@ def test_an_amount_has_the_digits_that_a_small_one_needs(value: float | None, wr
 def test_a_line_says_what_was_asked_what_it_cost_and_what_is_missing() -> None:
     recorded = replace(JUDGE, is_recorded=True)
     assert spending_line(Spending()) == ""
-    assert spending_line(spent(episodes((POLICY,)))) == (
+    assert spending_line(spending_of(episodes((POLICY,)))) == (
         "models: 3 requests (1 failed), 100 prompt and 20 completion tokens"
     )
-    assert spending_line(spent(episodes((POLICY, JUDGE, SILENT)), prices=prices())) == (
+    assert spending_line(spending_of(episodes((POLICY, JUDGE, SILENT)), prices=prices())) == (
         "models: 6 requests (1 failed), 1,100 prompt and 30 completion tokens, without 2 answers whose server says no "
         "tokens; cost 0.003 EUR, without b: no price"
     )
-    assert spending_line(spent(episodes((recorded,)))) == (
+    assert spending_line(spending_of(episodes((recorded,)))) == (
         "models: none was asked; 1 requests are from the record and cost nothing now"
     )
-    assert spending_line(spent(episodes((POLICY, recorded)))).endswith(
+    assert spending_line(spending_of(episodes((POLICY, recorded)))).endswith(
         "; 1 requests are from the record and cost nothing now"
     )
-    assert spending_line(spent(episodes((replace(JUDGE, requests=0, cached=2),)))) == "models: none was asked"
+    assert spending_line(spending_of(episodes((replace(JUDGE, requests=0, cached=2),)))) == "models: none was asked"
 
 
 def test_the_notes_of_a_role_say_what_its_figures_leave_out() -> None:
-    (plain,) = spent(episodes((POLICY,))).roles
+    (plain,) = spending_of(episodes((POLICY,))).roles
     assert notes_of(plain) == []
     whole = replace(POLICY, cached=2, unknown=3, cached_tokens=40, reasoning_tokens=5, is_recorded=True)
-    (role,) = spent(episodes((whole,))).roles
+    (role,) = spending_of(episodes((whole,))).roles
     assert notes_of(role) == [
         "recorded: costs nothing now",
         "2 answers kept from another",
@@ -298,7 +298,7 @@ def test_the_notes_of_a_role_say_what_its_figures_leave_out() -> None:
         "40 prompt tokens kept by the server",
         "5 of reasoning",
     ]
-    page = shown(spent(episodes((POLICY,))))
+    page = spending_page(spending_of(episodes((POLICY,))))
     assert (page["requests"], page["roles"][0]["notes"]) == (3, [])
     assert page["said"].startswith("models: 3 requests")
 
@@ -313,12 +313,12 @@ def test_what_a_block_asked_for_is_said_where_it_raises_and_known_where_it_ends(
         if fails:
             raise KeyError
 
-    with counting(prices(), said.append) as so_far:
+    with count_spending(prices(), said.append) as so_far:
         asks_one()
     assert (so_far().cost, said) == (10.0, [])
-    with pytest.raises(KeyError), counting(prices(), said.append):
+    with pytest.raises(KeyError), count_spending(prices(), said.append):
         asks_one(fails=True)
-    with pytest.raises(KeyError), counting(prices(), said.append):
+    with pytest.raises(KeyError), count_spending(prices(), said.append):
         raise KeyError
     assert said == ["models: 1 requests (0 failed), 1,000,000 prompt and 0 completion tokens; cost 10.000 EUR"]
 

@@ -21,7 +21,7 @@ from rlenv.runs import files as record
 from rlenv.runs.recorded import recorded
 from rlenv.runs.replay import rescore
 from rlenv.runs.summary import compare
-from rlenv.runs.variants import Ablation, Weights, ablation, shared, varied
+from rlenv.runs.variants import Ablation, Weights, ablation, reweigh, shared_terms
 from rlenv.trajectory import ModelUsage, TermResult, Trajectory
 
 SPEC = """
@@ -130,7 +130,7 @@ def test_other_weights_give_what_measuring_with_them_gives(
 ) -> None:
     before = played(folder / "env.yaml")
     (folder / "asked").unlink()
-    found = varied(rlenv.load(folder / "env.yaml"), before, weights)
+    found = reweigh(rlenv.load(folder / "env.yaml"), before, weights)
     assert not (folder / "asked").exists()
     truth = scored(other(folder, "other.yaml", *replaced), before)
     assert compare(truth, found).changes == ()
@@ -148,7 +148,7 @@ def test_other_weights_give_what_measuring_with_them_gives(
 def test_a_term_that_is_invalid_and_left_out_leaves_a_reward(folder: Path) -> None:
     before = played(folder / "env.yaml")
     assert [one.reward.total is None for one in before] == [False, False, True, False] * 2
-    found = varied(rlenv.load(folder / "env.yaml"), before, Weights(drop=("odd",)))
+    found = reweigh(rlenv.load(folder / "env.yaml"), before, Weights(drop=("odd",)))
     assert [one.reward.terms["best"].value for one in found][:4] == [0.25, 0.25, 0.0, 0.0]
 
 
@@ -164,23 +164,23 @@ def test_a_term_that_is_invalid_and_left_out_leaves_a_reward(folder: Path) -> No
 )
 def test_weights_that_cannot_be_are_refused_with_the_nearest_fix(folder: Path, weights: Weights, says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        varied(rlenv.load(folder / "env.yaml"), [], weights)
+        reweigh(rlenv.load(folder / "env.yaml"), [], weights)
 
 
 def test_a_term_that_was_not_recorded_is_not_made_up(folder: Path) -> None:
     bare = other(folder, "bare.yaml", ('  odd: {kind: rule, function: "t.py:odd", weight: 0.25}\n', ""))
     with pytest.raises(UsageError, match="'odd' was not recorded"):
-        varied(rlenv.load(folder / "env.yaml"), played(bare), Weights(weight={"odd": 1.0}))
+        reweigh(rlenv.load(folder / "env.yaml"), played(bare), Weights(weight={"odd": 1.0}))
 
 
 def test_a_term_behind_another_gate_is_another_term(folder: Path) -> None:
     one = rlenv.load(folder / "env.yaml")
     heavier = rlenv.load(other(folder, "a.yaml", ("weight: 0.5, gate", "weight: 3, gate")))
     looser = rlenv.load(other(folder, "b.yaml", ("exact_match", "contains")))
-    assert shared(one, heavier) == {"correct", "short", "calls", "odd"}
-    assert shared(one, looser) == {"calls", "odd"}
+    assert shared_terms(one, heavier) == {"correct", "short", "calls", "odd"}
+    assert shared_terms(one, looser) == {"calls", "odd"}
     asked = rlenv.load(other(folder, "c.yaml", ("tools: {sum:", "answer: {from: final_message}\ntools: {sum:")))
-    assert shared(one, asked) == set()
+    assert shared_terms(one, asked) == set()
 
 
 def test_terms_that_are_known_count_by_the_weights_of_their_row(folder: Path) -> None:
@@ -228,7 +228,7 @@ def test_several_specs_measure_what_they_share_once(folder: Path, capsys: pytest
 
 def test_the_biggest_mover_comes_first(folder: Path) -> None:
     before = played(folder / "env.yaml")
-    found = varied(rlenv.load(folder / "env.yaml"), before, Weights(weight={"correct": 1.5, "calls": 4.0, "odd": 0.3}))
+    found = reweigh(rlenv.load(folder / "env.yaml"), before, Weights(weight={"correct": 1.5, "calls": 4.0, "odd": 0.3}))
     first = compare(before, found).changes[0]
     assert list(first.moved) == ["calls", "correct", "odd"]
 
@@ -475,7 +475,7 @@ def test_comparisons_that_models_were_asked_for_keep_what_was_recorded(tmp_path:
                 duel = TermResult.valid("duel", value=value, weight=0.5)
                 reward = dataclasses.replace(one.reward, terms={**one.reward.terms, "duel": duel})
                 found.append(dataclasses.replace(one, reward=reward))
-            return varied(environment, found, Weights(weight={"duel": 2.0}))
+            return reweigh(environment, found, Weights(weight={"duel": 2.0}))
 
     assert [(one.reward.terms["duel"].value, one.reward.total) for one in asyncio.run(main())] == [
         (0.75, 2.5),

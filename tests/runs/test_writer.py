@@ -202,8 +202,8 @@ _RECORD = ("environment", "split", "task_index", "seed", "task", "messages", "tu
 
 def test_a_share_of_the_others_is_drawn_by_their_ids() -> None:
     policy, facts = KeepPolicy(keep_gb=0.0, share=0.25), Facts(mode="train")
-    drawn = [policy.keeps(episode(0), facts, id=f"w-{number}", written=1) for number in range(4000)]
-    assert drawn == [policy.keeps(episode(0), facts, id=f"w-{number}", written=1) for number in range(4000)]
+    drawn = [policy.keeps_body(episode(0), facts, id=f"w-{number}", written=1) for number in range(4000)]
+    assert drawn == [policy.keeps_body(episode(0), facts, id=f"w-{number}", written=1) for number in range(4000)]
     assert 900 < sum(drawn) < 1100
 
 
@@ -229,9 +229,9 @@ def test_without_pyarrow_the_journals_stay_and_are_read(tmp_path: Path) -> None:
 def test_rows_hold_what_was_said_later(tmp_path: Path) -> None:
     writer, other = RunWriter(tmp_path), RunWriter(tmp_path)
     ids = [writer.append(episode(number), Facts()) for number in range(3)]
-    other.late(ids[0], {"fate": "trained", "advantage": 0.5})
-    other.late(ids[1], {"fate": "masked", "why": "its reward is invalid"})
-    other.late(ids[0], {"advantage": 0.75, "staleness": 1})
+    other.append_late(ids[0], {"fate": "trained", "advantage": 0.5})
+    other.append_late(ids[1], {"fate": "masked", "why": "its reward is invalid"})
+    other.append_late(ids[0], {"advantage": 0.75, "staleness": 1})
     for _ in ("open", "sealed"):
         table = RunReader(tmp_path).table
         assert table["fate"].to_pylist() == ["trained", "masked", None]
@@ -241,7 +241,7 @@ def test_rows_hold_what_was_said_later(tmp_path: Path) -> None:
         writer.close()
         other.close()
     with pytest.raises(KeyError, match="no column for advantge"):
-        RunWriter(tmp_path).late(ids[0], {"advantge": 1.0})
+        RunWriter(tmp_path).append_late(ids[0], {"advantge": 1.0})
 
 
 def test_a_journal_is_lines_of_json(tmp_path: Path) -> None:

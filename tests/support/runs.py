@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from rlenv.errors import UsageError
 from rlenv.messages import Image, Message, Observation, ParsedAction, ToolCall, ToolResult
-from rlenv.runs.columns import flattened, late_schema, row_schema, rows_table
+from rlenv.runs.columns import flatten_lists, late_schema, row_schema, rows_table
 from rlenv.runs.figures.snapshot import Snapshot
 from rlenv.runs.files import Body
 from rlenv.runs.schema import CALLS, LATE, ROW, TERMS, Facts
@@ -53,7 +53,7 @@ class Rows:
         return rows_table([{"id": row["id"], **one} for row in wanted for one in row[column]], schema)
 
     def entries(self, column: str, fields: Sequence[str]) -> pa.Table:
-        return flattened(rows_table(self._rows, row_schema()), column).select(["row", *fields])
+        return flatten_lists(rows_table(self._rows, row_schema()), column).select(["row", *fields])
 
     def body(self, id: str) -> Body:
         raise UsageError(f"the body of '{id}' was not kept")

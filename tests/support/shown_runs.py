@@ -200,9 +200,9 @@ def append_group(run: KeptRun, task: int, step: int, shift: int = 0) -> None:
     for sample, one in enumerate(samples):
         id = run.append(one, facts_of(one, step, sample))
         if one.reward.total is None:
-            run.writer.late(id, {"fate": "masked", "why": "its reward is invalid"})
+            run.writer.append_late(id, {"fate": "masked", "why": "its reward is invalid"})
         else:
-            run.writer.late(id, {"fate": "trained", "advantage": one.reward.total - mean})
+            run.writer.append_late(id, {"fate": "trained", "advantage": one.reward.total - mean})
 
 
 def nesting(folder: Path) -> Trajectory:

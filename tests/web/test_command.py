@@ -16,7 +16,7 @@ import pytest
 from rlenv.cli.main import main
 from rlenv.messages import Message
 from rlenv.runs import files
-from rlenv.runs.recorded import with_ids
+from rlenv.runs.recorded import episodes_with_ids
 from rlenv.runs.schema import Facts
 from rlenv.runs.writer import RunWriter
 from rlenv.web.episode import ImageCache, page
@@ -173,7 +173,7 @@ def test_the_same_is_shown_without_pyarrow(tmp_path: Path, kind: str, options: l
 def test_why_a_rule_said_no_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     assert main(["eval", "arithmetic", "--policy", "random", "-n", "3", "-o", str(run)]) == 0
-    (id, *_), (one, *_) = zip(*((id, one) for id, one in with_ids(run) if one.success is False), strict=True)
+    (id, *_), (one, *_) = zip(*((id, one) for id, one in episodes_with_ids(run) if one.success is False), strict=True)
     capsys.readouterr()
     assert main(["view", str(run), id, "--text"]) == 0
     assert f"expected {one.task['answer']}, found {one.answer or 'no answer'}" in capsys.readouterr().out

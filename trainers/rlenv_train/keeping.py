@@ -28,7 +28,7 @@ from rlenv.runs.figures.tools import asked
 from rlenv.runs.folder import is_run, open_run, read_info
 from rlenv.runs.reader import RunReader
 from rlenv.runs.schema import Facts
-from rlenv.runs.usage import Spending, spent_by
+from rlenv.runs.usage import Spending, spending_of_usage
 from rlenv.runs.writer import KeepPolicy, RunWriter
 from rlenv.secrets import logger
 from rlenv.trajectory import Record, Trajectory
@@ -91,10 +91,10 @@ class Keeper:
         try:
             writer = self._opened()
             lock = self._locks.get(trajectory.environment, writer.lock)
-            if events := self.recorder.rest("", lock=lock):  # such as the tools of a server, from compiling
-                writer.late("", {"events": events})
+            if events := self.recorder.take_rest("", lock=lock):  # such as the tools of a server, from compiling
+                writer.append_late("", {"events": events})
             if lane is not None:
-                facts = replace(facts, events=self.recorder.taken(lane, lock=lock))
+                facts = replace(facts, events=self.recorder.take_events(lane, lock=lock))
             return writer.append(trajectory, facts, lock=lock)
         except OSError as error:
             self._failed(error)
@@ -103,14 +103,14 @@ class Keeper:
     def left(self, lane: Lane | None) -> None:
         """Forgets what an episode has asked that is over, was it kept or not: a sample that is cancelled is not."""
         if lane is not None:
-            self.recorder.dropped(lane)
+            self.recorder.drop_lane(lane)
 
     def late(self, id: str, **facts: Any) -> None:
         """Keeps what became known of an episode that any process has kept; nothing for one that none has ("")."""
         if not id:
             return
         try:
-            self._opened().late(id, facts)
+            self._opened().append_late(id, facts)
         except OSError as error:
             self._failed(error)
 
@@ -177,7 +177,7 @@ class KeptEpisodes:
         """Their spending on models: judges, tools, users and agents; the policy that learns is none of these."""
         if self._table() is None or self._reader is None:
             return Spending()
-        return spent_by(asked(Snapshot(self._reader)))
+        return spending_of_usage(asked(Snapshot(self._reader)))
 
     def by(self, *columns: str) -> Counter[tuple[Any, ...]]:
         """The number of episodes that count, by their values of `columns`."""

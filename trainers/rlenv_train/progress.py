@@ -295,7 +295,7 @@ class TrainerRun(ABC):
         `locks` are what its episodes are made of, by environment; they are kept in the run's folder.
         """
         hashes = {environment: lock.write(self.folder).stem for environment, lock in (locks or {}).items()}
-        attempt = Attempt.begun(len(self.attempts) + 1, from_step, locks=hashes)
+        attempt = Attempt.begin(len(self.attempts) + 1, from_step, locks=hashes)
         begun = dataclasses.replace(self, attempts=(*self.attempts, attempt), state="running", ended=0.0)
         self.metrics_of(attempt).parent.mkdir(parents=True, exist_ok=True)
         begun.save()

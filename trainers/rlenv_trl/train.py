@@ -160,7 +160,7 @@ class _Run:
             .stem
             for spec in self.specs
         }
-        attempt = Attempt.begun(len(info.attempts) + 1, from_step, locks=locks)
+        attempt = Attempt.begin(len(info.attempts) + 1, from_step, locks=locks)
         write_info(self.folder, replace(info, attempts=(*info.attempts, attempt), policy=model))
 
     def _trained(self, info: RunInfo, *, limit_s: float | None, checkpoint: Path | None = None) -> int:

@@ -43,7 +43,7 @@ def wilson(successes: float, trials: float, *, quantile: float = Z) -> Interval:
     return (low, 1.0 if successes == trials else min(1.0, centre + half))
 
 
-def clustered(groups: Sequence[Sequence[bool]]) -> Interval:
+def clustered_interval(groups: Sequence[Sequence[bool]]) -> Interval:
     """The 95 % interval of a share over samples of several tasks, one sequence a task; (0, 1) for none.
 
     Wilson's, for as many trials as would give the variance that the tasks show between them (Σ (n·(p - share))² / N²):
@@ -56,7 +56,7 @@ def clustered(groups: Sequence[Sequence[bool]]) -> Interval:
 
 
 def clustered_counts(groups: Sequence[tuple[int, int]]) -> Interval:
-    """The interval of `clustered`, of each task's successes and samples."""
+    """The interval of `clustered_interval`, of each task's successes and samples."""
     return score_interval([(won, count) for won, count in groups if count], 0.0, 1.0, most=sum(n for _, n in groups))
 
 
@@ -89,12 +89,12 @@ def score_interval(
     if worth == math.inf:
         return (low + share * span,) * 2
     is_estimate = share not in (0.0, 1.0) and most > count
-    bounds = wilson(share * worth, worth, quantile=student(count - 1) if is_estimate and count > 1 else Z)
-    below, above = _lower(share, worth, bounds[0]), 1 - _lower(1 - share, worth, 1 - bounds[1])
+    bounds = wilson(share * worth, worth, quantile=student_quantile(count - 1) if is_estimate and count > 1 else Z)
+    below, above = _lower_bound(share, worth, bounds[0]), 1 - _lower_bound(1 - share, worth, 1 - bounds[1])
     return (low + below * span, low + above * span)
 
 
-def _lower(share: float, trials: float, wilsons: float) -> float:
+def _lower_bound(share: float, trials: float, wilsons: float) -> float:
     """Wilson's lower bound, or the exact one where that is known to be too high: of a few successes, and of all."""
     if share == 1.0:
         return min(wilsons, 1 - clopper_pearson_upper(trials))
@@ -111,7 +111,7 @@ def mean_interval(groups: Sequence[Sequence[float]]) -> Interval | None:
     None also where nothing varies, since nothing says then how much it may, and where a bound is no finite number.
     `score_interval` on the range that the samples show, and at least Student's to both sides, since a few samples show
     less than the range there is. Where only two values occur the mean is a share of the larger one, so that there are
-    no more trials than samples; where these are 0 and 1 the interval is that of `clustered`.
+    no more trials than samples; where these are 0 and 1 the interval is that of `clustered_interval`.
     """
     groups = [group for group in groups if group]
     if len(groups) < 2:
@@ -130,7 +130,7 @@ def mean_interval(groups: Sequence[Sequence[float]]) -> Interval | None:
         return None
     if not (is_share and (low, high) == (0, 1)):
         middle = math.fsum(total for total, _ in clusters) / trials
-        half = student(len(groups) - 1) * (standard_error(clusters) or 0.0)
+        half = student_quantile(len(groups) - 1) * (standard_error(clusters) or 0.0)
         found = (min(found[0], middle - half), max(found[1], middle + half))
     low, high = found[0] * unit, found[1] * unit
     return (low, high) if math.isfinite(low) and math.isfinite(high) else None
@@ -170,7 +170,7 @@ def clopper_pearson_upper(trials: float) -> float:
 
 
 @cache
-def student(freedom: int) -> float:
+def student_quantile(freedom: int) -> float:
     """The 97.5 % quantile of Student's t for whole degrees of freedom, exact to 1e-9.
 
     Newton's method on its distribution function; for many degrees Cornish and Fisher's expansion. Source: Abramowitz
@@ -191,11 +191,11 @@ def student(freedom: int) -> float:
     t = start
     for _ in range(12):
         density = 2 * scale * (1 + t * t / f) ** (-(f + 1) / 2)
-        t -= (_within(t, f) - 0.95) / density
+        t -= (_student_mass(t, f) - 0.95) / density
     return t
 
 
-def _within(t: float, freedom: int) -> float:
+def _student_mass(t: float, freedom: int) -> float:
     """The chance that Student's t lies within ±t, for three degrees or more."""
     angle = math.atan(t / math.sqrt(freedom))
     sine, square = math.sin(angle), math.cos(angle) ** 2
@@ -237,13 +237,13 @@ def pass_curve(kind: Kind, tasks: Sequence[tuple[int, int]], *, samples: int) ->
     wanted = range(1, samples + 1) if samples <= _ALL else sorted(some)
     values: dict[int, list[tuple[float, int]]] = {k: [] for k in wanted}
     for (won, valid), count in Counter(tasks).items():
-        for k, all_alike in _shares(won if kind == "hat" else valid - won, valid):
+        for k, all_alike in _choice_shares(won if kind == "hat" else valid - won, valid):
             if k in values:
                 values[k].append((all_alike if kind == "hat" else 1 - all_alike, count))
-    return {k: _figure(k, known, tasks) for k, known in values.items()}
+    return {k: _mean_pass(k, known, tasks) for k, known in values.items()}
 
 
-def _shares(alike: int, valid: int) -> Iterator[tuple[int, float]]:
+def _choice_shares(alike: int, valid: int) -> Iterator[tuple[int, float]]:
     """C(alike, k) / C(valid, k) for k = 1, 2, …: whole numbers until the one division, so that it is exact."""
     above, below = 1, 1
     for k in range(1, valid + 1):
@@ -252,7 +252,7 @@ def _shares(alike: int, valid: int) -> Iterator[tuple[int, float]]:
         yield k, above / below
 
 
-def _figure(k: int, known: Sequence[tuple[float, int]], tasks: Sequence[tuple[int, int]]) -> PassAtK:
+def _mean_pass(k: int, known: Sequence[tuple[float, int]], tasks: Sequence[tuple[int, int]]) -> PassAtK:
     count = sum(number for _, number in known)
     if not count:
         return PassAtK(None, 0, len(tasks))

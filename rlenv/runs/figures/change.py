@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from rlenv._base.bounded import grouped
 from rlenv.errors import UsageError
-from rlenv.runs.figures import Z, clopper_pearson_upper, score_interval, standard_error, student
+from rlenv.runs.figures import Z, clopper_pearson_upper, score_interval, standard_error, student_quantile
 
 LEVEL: Final = 0.05
 """Below it a p counts as a change."""
@@ -92,13 +92,13 @@ def paired_change(
     unit = _unit(a[known], b[known])
     a, b = a[known] / unit, b[known] / unit
     middle = _mean(b - a)
-    sums, sizes = _by_task(b - a, tasks[known])
-    low, high = _around(middle, b - a, list(zip(sums.tolist(), sizes.tolist(), strict=True)), is_share=is_share)
-    change, lowest, highest = (_finite(one * unit) for one in (middle, low, high))
+    sums, sizes = _sums_by_task(b - a, tasks[known])
+    low, high = _bounds_of(middle, b - a, list(zip(sums.tolist(), sizes.tolist(), strict=True)), is_share=is_share)
+    change, lowest, highest = (_finite_or_none(one * unit) for one in (middle, low, high))
     return Change(_mean(a) * unit, _mean(b) * unit, change, lowest, highest, len(a), len(sums), invalid)
 
 
-def agreeing(change: Change, p: float) -> Change:
+def fit_to_p(change: Change, p: float) -> Change:
     """The change with an interval that holds 0 where p is 0.05 or more, and leaves it out where p is less.
 
     The test decides: where the two differ, the bound that is nearer to 0 is the one that goes with p under a normal
@@ -117,7 +117,7 @@ def agreeing(change: Change, p: float) -> Change:
     return replace(change, high=bound if p < LEVEL else min(max(bound, 0.0), -change.low))
 
 
-def _around(
+def _bounds_of(
     change: float, pairs: NDArray[np.float64], tasks: list[tuple[float, int]], *, is_share: bool
 ) -> tuple[float, float]:
     """The interval of a change, of the differences of pairs and of each task's sum and count; not a number for none."""
@@ -132,7 +132,7 @@ def _around(
             error = standard_error([(pair, 1) for pair in pairs.tolist()])
         if not error:
             return math.nan, math.nan
-        half = student(len(tasks) - 1) * error
+        half = student_quantile(len(tasks) - 1) * error
         are_two = bool(((pairs == least) | (pairs == most)).all())
         low, high = score_interval(tasks, least, most, most=len(pairs) if are_two else math.inf)
         low, high = min(low, change - half), max(high, change + half)
@@ -154,11 +154,11 @@ def _mean(numbers: NDArray[np.float64]) -> float:
     return math.fsum(numbers.tolist()) / len(numbers)
 
 
-def _finite(number: float) -> float | None:
+def _finite_or_none(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _by_task(
+def _sums_by_task(
     differences: NDArray[np.float64], tasks: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     _, at = np.unique(tasks, return_inverse=True)
@@ -178,7 +178,7 @@ def sign_flips(a: NDArray[np.float64], b: NDArray[np.float64], tasks: NDArray[np
     sums = np.empty(0)
     if known.any():
         unit = _unit(a[known], b[known])
-        sums = _by_task(b[known] / unit - a[known] / unit, tasks[known])[0]
+        sums = _sums_by_task(b[known] / unit - a[known] / unit, tasks[known])[0]
     sizes = np.abs(sums[sums != 0])
     if not len(sizes):
         return Chance(1.0, "exact")
@@ -186,7 +186,7 @@ def sign_flips(a: NDArray[np.float64], b: NDArray[np.float64], tasks: NDArray[np
     if whole and (sizes == 1).all():
         return Chance(mcnemar(int((sums > 0).sum()), int((sums < 0).sum())), "exact")
     if whole and len(sizes) * float(sizes.sum()) <= _CELLS:
-        return Chance(_of_whole(sizes.astype(np.int64), abs(round(float(sums.sum())))), "exact")
+        return Chance(_tail_chance(sizes.astype(np.int64), abs(round(float(sums.sum())))), "exact")
     total = abs(float(sums.sum()))
     bar = total - 1e-9 * max(float(sizes.sum()), total)  # equal sums may differ in their last digits
     if len(sizes) <= _EXACT:
@@ -202,7 +202,7 @@ def sign_flips(a: NDArray[np.float64], b: NDArray[np.float64], tasks: NDArray[np
     return Chance((1 + above) / (1 + _DRAWS), f"{_DRAWS} draws")
 
 
-def _of_whole(sizes: NDArray[np.int64], total: int) -> float:
+def _tail_chance(sizes: NDArray[np.int64], total: int) -> float:
     """The chance that sizes with signs of a coin sum to `total` or more, to either side."""
     reach = int(sizes.sum())
     chances = np.zeros(2 * reach + 1)
@@ -301,7 +301,7 @@ def paired_tasks(change: Spread, *, difference: float, k: int) -> int:
     return max(2, math.ceil(needed - 1e-9))
 
 
-def needed(
+def tasks_needed(
     ks: Sequence[int], *, difference: float, runs: tuple[Spread, Spread], change: Spread | None = None
 ) -> list[TaskCounts]:
     """The tasks that it takes for each number of samples; paired where it is known how pairs differ.

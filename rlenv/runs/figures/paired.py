@@ -1,6 +1,6 @@
 """Two runs over the same tasks: only what both have played is compared.
 
-The viewer, `rlenv runs report` and `rlenv compare` show what `compared` says.
+The viewer, `rlenv runs report` and `rlenv compare` show what `compare_runs` says.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from rlenv._base.bounded import grouped, plain
 from rlenv._base.paths import read_file
-from rlenv.runs.figures.change import Spread, TaskCounts, agreeing, needed, paired_change, sign_flips, spread_of
+from rlenv.runs.figures.change import Spread, TaskCounts, fit_to_p, paired_change, sign_flips, spread_of, tasks_needed
 from rlenv.runs.figures.snapshot import Snapshot
 
 _MOST: Final = 5_000
@@ -62,15 +62,15 @@ def pairs(a: Snapshot, b: Snapshot) -> tuple[list[Pair], int, int]:
     seeds: which of them are pairs says nothing, and intervals and tests count by task. Samples of training are so only
     where the runs share no seed, since each step has another. Rows that were given themselves (`task` -1) have none.
     """
-    both = _environments(a) & _environments(b)
-    first, second = _tasks(a, by_environment=bool(both)), _tasks(b, by_environment=bool(both))
+    both = _environment_names(a) & _environment_names(b)
+    first, second = _places_by_task(a, by_environment=bool(both)), _places_by_task(b, by_environment=bool(both))
     if not _are_same_rows(a, b):
-        second = dict(_renamed(first, second, *(rows.table["asked"].to_pylist() for rows in (a, b))))
+        second = dict(_match_tasks(first, second, *(rows.table["asked"].to_pylist() for rows in (a, b))))
     seeds = [rows.numbers("seed").astype(np.int64).tolist() for rows in (a, b)]
     found: list[Pair] = []
     left: list[tuple[_Task, list[int], list[int]]] = []
     for task in sorted(first.keys() & second.keys()):
-        same, ones, others = _by_seed(first[task], second[task], *seeds)
+        same, ones, others = _pair_by_seed(first[task], second[task], *seeds)
         found += [Pair(task, seeds[0][one], one, other) for one, other in same]
         left.append((task, ones, others))
     modes = [rows.table["mode"].to_pylist() if found else [""] * len(rows) for rows in (a, b)]
@@ -85,7 +85,7 @@ def pairs(a: Snapshot, b: Snapshot) -> tuple[list[Pair], int, int]:
     return found, alone[0], alone[1]
 
 
-def _by_seed(
+def _pair_by_seed(
     ones: Sequence[int], others: Sequence[int], seeds: Sequence[int], more: Sequence[int]
 ) -> tuple[list[tuple[int, int]], list[int], list[int]]:
     """The places with one seed as pairs, and those that are left of both."""
@@ -100,7 +100,7 @@ def _by_seed(
     return same, alone, [other for other in others if other not in met]
 
 
-def _tasks(rows: Snapshot, *, by_environment: bool = True) -> dict[_Task, list[int]]:
+def _places_by_task(rows: Snapshot, *, by_environment: bool = True) -> dict[_Task, list[int]]:
     """The places of each task's samples, in their order; of one that was played with one seed at several steps those
     of the last."""
     names = ("environment", "split", "task", "sample", "seed", "step")
@@ -120,7 +120,7 @@ def _tasks(rows: Snapshot, *, by_environment: bool = True) -> dict[_Task, list[i
     return {of: [place for *_, place in sorted(places)] for of, places in tasks.items()}
 
 
-def _renamed(
+def _match_tasks(
     first: Mapping[_Task, list[int]], second: Mapping[_Task, list[int]], asked: Sequence[Any], other: Sequence[Any]
 ) -> Iterator[tuple[_Task, list[int]]]:
     """The tasks of B by the numbers that A has for what they ask; a task of A without its own prompt in B is the one of
@@ -138,7 +138,7 @@ def _renamed(
         yield names.get(of, of if of not in taken else (*of[:2], -1 - of[2])), places
 
 
-def compared(a: Snapshot, b: Snapshot) -> dict[str, Any]:
+def compare_runs(a: Snapshot, b: Snapshot) -> dict[str, Any]:
     """The changes from run `a` to run `b`: success, reward, and each pair.
 
     `unlike` says why the two cannot be compared as runs of the same tasks, "" where they can: they are of two
@@ -151,7 +151,7 @@ def compared(a: Snapshot, b: Snapshot) -> dict[str, Any]:
     tasks = np.array([names.setdefault(pair.of, len(names)) for pair in found], dtype=np.int64)
     success = (a.numbers("success")[at_a], b.numbers("success")[at_b])
     reward = (a.numbers("reward")[at_a], b.numbers("reward")[at_b])
-    kinds = [_kind(*one) for one in zip(*success, *reward, strict=True)]
+    kinds = [_change_kind(*one) for one in zip(*success, *reward, strict=True)]
     counted = {kind: kinds.count(kind) for kind in _KINDS}
     valid = int((~np.isnan(success[0]) & ~np.isnan(success[1])).sum())
     fixed, broken = counted["fixed"], counted["broken"]
@@ -165,17 +165,17 @@ def compared(a: Snapshot, b: Snapshot) -> dict[str, Any]:
         "unpaired": {"a": alone_a, "b": alone_b},
         "asked_otherwise": asked,
         "renumbered": int((places[0][at_a] != places[1][at_b]).sum()),
-        "unlike": _unlike(a, b, len(found), asked),
+        "unlike": _unlike_reason(a, b, len(found), asked),
         "success": {
-            **_tested(success, tasks, is_share=True),
+            **_test_change(success, tasks, is_share=True),
             "fixed": fixed,
             "broken": broken,
             "same": valid - fixed - broken,
-            "bounds": _bounds(*success),
+            "bounds": _change_bounds(*success),
         },
-        "reward": _tested(reward, tasks),
+        "reward": _test_change(reward, tasks),
         "terms": {
-            name: _tested(values, tasks)
+            name: _test_change(values, tasks)
             for name in a.term_names
             if b.has_term(name)
             for values in [(a.term(name)[0][at_a], b.term(name)[0][at_b])]
@@ -184,15 +184,15 @@ def compared(a: Snapshot, b: Snapshot) -> dict[str, Any]:
             "a": [name for name in a.term_names if not b.has_term(name)],
             "b": [name for name in b.term_names if not a.has_term(name)],
         },
-        "tasks": [_listed(a, b, found[place], kinds[place]) for place in by_kind],
+        "tasks": [_pair_row(a, b, found[place], kinds[place]) for place in by_kind],
         "left_out": max(0, len(found) - _MOST),
-        **_by_task(a, b, found, kinds),
+        **_task_rows(a, b, found, kinds),
     }
 
 
-def pilot(a: Snapshot, b: Snapshot, difference: float) -> list[TaskCounts]:
+def pilot_counts(a: Snapshot, b: Snapshot, difference: float) -> list[TaskCounts]:
     """The number of tasks of 1, 4 and 16 samples that a difference of success needs to be seen, by how these two
-    runs vary (`needed`).
+    runs vary (`tasks_needed`).
 
     Raises:
         UsageError: fewer than two tasks are valid in both.
@@ -202,7 +202,7 @@ def pilot(a: Snapshot, b: Snapshot, difference: float) -> list[TaskCounts]:
     changes = [(pair.of, float(after[pair.b] - before[pair.a])) for pair in found]
     known = [(task, change) for task, change in changes if not math.isnan(change)]
     runs = (spread_of_run(a), spread_of_run(b))
-    return needed((1, 4, 16), difference=difference, runs=runs, change=spread_of(known))
+    return tasks_needed((1, 4, 16), difference=difference, runs=runs, change=spread_of(known))
 
 
 def spread_of_run(rows: Snapshot) -> Spread:
@@ -212,7 +212,7 @@ def spread_of_run(rows: Snapshot) -> Spread:
         UsageError: fewer than two tasks are valid.
     """
     success = rows.numbers("success")
-    places = [(task, place) for task, found in _tasks(rows).items() for place in found]
+    places = [(task, place) for task, found in _places_by_task(rows).items() for place in found]
     return spread_of((task, float(success[place])) for task, place in places if not math.isnan(success[place]))
 
 
@@ -222,12 +222,12 @@ def _asked_otherwise(a: Snapshot, b: Snapshot, found: Sequence[Pair]) -> int:
     return sum(asked[0][pair.a] != asked[1][pair.b] for pair in found)
 
 
-def _environments(rows: Snapshot) -> set[str]:
+def _environment_names(rows: Snapshot) -> set[str]:
     return {name for name in rows.words("environment")[1] if name}
 
 
-def _unlike(a: Snapshot, b: Snapshot, pairs: int, asked: int) -> str:
-    names = [sorted(_environments(rows)) for rows in (a, b)]
+def _unlike_reason(a: Snapshot, b: Snapshot, pairs: int, asked: int) -> str:
+    names = [sorted(_environment_names(rows)) for rows in (a, b)]
     if all(names) and not {*names[0]} & {*names[1]}:
         return f"A is of {', '.join(names[0])}, B of {', '.join(names[1])}"
     if pairs and asked == pairs and not _are_same_rows(a, b):
@@ -257,7 +257,7 @@ def _rows_of(rows: Snapshot) -> dict[str, str]:
     return found
 
 
-def _bounds(a: NDArray[np.float64], b: NDArray[np.float64]) -> tuple[float, float] | None:
+def _change_bounds(a: NDArray[np.float64], b: NDArray[np.float64]) -> tuple[float, float] | None:
     """The least and the largest change of a share that the sides which are not known leave possible (Manski 1989)."""
     if not len(a):
         return None
@@ -266,15 +266,15 @@ def _bounds(a: NDArray[np.float64], b: NDArray[np.float64]) -> tuple[float, floa
     return float(least.mean()), float(most.mean())
 
 
-def _tested(
+def _test_change(
     values: tuple[NDArray[np.float64], NDArray[np.float64]], tasks: NDArray[np.int64], *, is_share: bool = False
 ) -> dict[str, Any]:
     chance = sign_flips(*values, tasks)
-    change = agreeing(paired_change(*values, tasks, is_share=is_share), chance.p)
+    change = fit_to_p(paired_change(*values, tasks, is_share=is_share), chance.p)
     return {**plain(change), "p": chance.p, "p_by": chance.method}
 
 
-def _kind(before: float, after: float, reward: float, now: float) -> str:
+def _change_kind(before: float, after: float, reward: float, now: float) -> str:
     if not (math.isnan(before) or math.isnan(after)) and before != after:
         return "fixed" if after > before else "broken"
     if math.isnan(reward) or math.isnan(now) or math.isclose(reward, now, rel_tol=1e-9, abs_tol=1e-9):
@@ -282,7 +282,7 @@ def _kind(before: float, after: float, reward: float, now: float) -> str:
     return "better" if now > reward else "worse"
 
 
-def _by_task(a: Snapshot, b: Snapshot, found: Sequence[Pair], kinds: Sequence[str]) -> dict[str, Any]:
+def _task_rows(a: Snapshot, b: Snapshot, found: Sequence[Pair], kinds: Sequence[str]) -> dict[str, Any]:
     """The tasks of some pairs, the largest change of success first, then of reward: the question, the means of both
     sides and what changed, over the pairs whose sides are valid, and the first of these pairs."""
     places = grouped((pair.of, place) for place, pair in enumerate(found))
@@ -292,17 +292,17 @@ def _by_task(a: Snapshot, b: Snapshot, found: Sequence[Pair], kinds: Sequence[st
         for some in places.values()
     ]
     changed.sort(key=lambda one: [-abs(one[1][name]["change"] or 0.0) for name in columns])
-    listed = [_of_task(a, b, [(found[place], kinds[place]) for place in some]) | one for some, one in changed[:_TASKS]]
+    listed = [_task_row(a, b, [(found[place], kinds[place]) for place in some]) | one for some, one in changed[:_TASKS]]
     for task in listed:
         change, reward = task["success"]["change"] or 0.0, task["reward"]["change"]
-        task["kind"] = _kind(0.0, change, 0.0, math.nan if reward is None else reward)
+        task["kind"] = _change_kind(0.0, change, 0.0, math.nan if reward is None else reward)
     return {"by_task": listed, "tasks_left_out": max(0, len(changed) - _TASKS)}
 
 
-def _of_task(a: Snapshot, b: Snapshot, pairs: Sequence[tuple[Pair, str]]) -> dict[str, Any]:
+def _task_row(a: Snapshot, b: Snapshot, pairs: Sequence[tuple[Pair, str]]) -> dict[str, Any]:
     first = pairs[0][0]
     title, other = a.table["title"][first.a].as_py(), b.table["title"][first.b].as_py()
-    shown = [_listed(a, b, pair, kind) for pair, kind in pairs[:_PAIRS]]
+    shown = [_pair_row(a, b, pair, kind) for pair, kind in pairs[:_PAIRS]]
     return {
         "split": first.split,
         "task": first.task,
@@ -323,7 +323,7 @@ def _change_of(a: NDArray[np.float64], b: NDArray[np.float64], pairs: Sequence[P
     return {"a": before, "b": after, "change": float((known[:, 1] - known[:, 0]).mean())}
 
 
-def _listed(a: Snapshot, b: Snapshot, pair: Pair, kind: str) -> dict[str, Any]:
+def _pair_row(a: Snapshot, b: Snapshot, pair: Pair, kind: str) -> dict[str, Any]:
     sides: Sequence[tuple[str, Snapshot, int]] = (("a", a, pair.a), ("b", b, pair.b))
     shown = {
         side: {name: rows.table[name][place].as_py() for name in ("id", "reward", "success")}

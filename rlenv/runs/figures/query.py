@@ -91,14 +91,14 @@ class Query:
         """
         found = np.ones(len(rows), dtype=bool)
         for condition in self.conditions:
-            holds = _holds(condition, rows)
+            holds = _condition_mask(condition, rows)
             found &= ~holds if condition.is_negated else holds
         return found
 
     def places(self, rows: Snapshot, sort: str = "") -> NDArray[np.int64]:
-        """The places of the rows that match, in the order of `sort`; see `ordered`."""
+        """The places of the rows that match, in the order of `sort`; see `order_places`."""
         places = np.nonzero(self.mask(rows))[0] if self.conditions else np.arange(len(rows))
-        return ordered(rows, places, sort)
+        return order_places(rows, places, sort)
 
 
 def parse(text: str) -> Query:
@@ -113,33 +113,33 @@ def parse(text: str) -> Query:
         raise QueryFault("a character that is none", column=odd.start() + 1, hint="write the query in UTF-8")
     found, at = [], 0
     while rest := text[at:].lstrip():
-        condition, at = _condition(text, len(text) - len(rest))
+        condition, at = _parse_condition(text, len(text) - len(rest))
         found.append(condition)
     return Query(tuple(found))
 
 
-def _condition(text: str, at: int) -> tuple[Condition, int]:
+def _parse_condition(text: str, at: int) -> tuple[Condition, int]:
     column, start = at + 1, at
     is_negated = text[at] in "-!" and len(text) > at + 1 and not text[at + 1].isspace()
     at += is_negated
     match = _FIELD.match(text, at)
     field, sign = "", ":"
     if match is not None:
-        field, sign, at = _known(match[1].replace('"', ""), start + is_negated + 1), match[2], match.end()
-    value, at = _value(text, at)
+        field, sign, at = _field_name(match[1].replace('"', ""), start + is_negated + 1), match[2], match.end()
+    value, at = _parse_value(text, at)
     values = [value]
     while field and text[at : at + 1] == ",":
-        value, at = _value(text, at + 1)
+        value, at = _parse_value(text, at + 1)
         values.append(value)
     if at < len(text) and not text[at].isspace():
         raise QueryFault(f"a space is expected before '{text[at : at + 10]}'", column=at + 1)
     condition = Condition(field, sign, tuple(values), column, is_negated)
     if field:
-        _check(condition)
+        _check_operator(condition)
     return condition, at
 
 
-def _value(text: str, at: int) -> tuple[str, int]:
+def _parse_value(text: str, at: int) -> tuple[str, int]:
     if match := _QUOTED.match(text, at):
         return re.sub(r"\\(.)", r"\1", match[1]), match.end()
     if text[at : at + 1] == '"':
@@ -149,7 +149,7 @@ def _value(text: str, at: int) -> tuple[str, int]:
     raise QueryFault("a value is expected", column=at + 1, hint="such as success:false")
 
 
-def _known(name: str, column: int) -> str:
+def _field_name(name: str, column: int) -> str:
     """The full name of a field."""
     name = _ALIASES.get(name, name)
     head, _, rest = name.partition(".")
@@ -164,7 +164,7 @@ def _known(name: str, column: int) -> str:
     raise QueryFault(f"there is no column '{name}'", column=column, hint=did_you_mean(name, names, "columns"))
 
 
-def _kind(field: str) -> str:
+def _field_type(field: str) -> str:
     """The type of a field: `bool`, `string` or `number`."""
     if field == "invalid":
         return "bool"
@@ -173,9 +173,9 @@ def _kind(field: str) -> str:
     return kind if kind in ("bool", "string") else "number"
 
 
-def _check(condition: Condition) -> None:
+def _check_operator(condition: Condition) -> None:
     """Refuses an operator or values that do not fit the type of the field."""
-    kind = _kind(condition.field)
+    kind = _field_type(condition.field)
     is_compared = condition.operator in ("<", "<=", ">", ">=")
     if is_compared and (kind != "number" or len(condition.values) > 1):
         what = "one number at a time" if kind == "number" else "numbers only"
@@ -200,10 +200,10 @@ def _is_number(value: str, condition: Condition) -> bool:
     ends = value.split("..") if condition.operator in (":", "=", "!=") else [value]
     if len(ends) > 2 or not any(ends):
         return False
-    return all(_number(end) is not None for end in ends if end)
+    return all(_parse_number(end) is not None for end in ends if end)
 
 
-def _number(text: str) -> float | None:
+def _parse_number(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:
@@ -213,34 +213,34 @@ def _number(text: str) -> float | None:
 # What holds
 
 
-def _holds(condition: Condition, rows: Snapshot) -> NDArray[np.bool_]:
+def _condition_mask(condition: Condition, rows: Snapshot) -> NDArray[np.bool_]:
     field = condition.field
     if not field:
-        return _contains(rows, condition.values[0])
+        return _text_mask(rows, condition.values[0])
     if condition.operator == "!=":
-        return ~_holds(replace(condition, operator=":"), rows)
+        return ~_condition_mask(replace(condition, operator=":"), rows)
     head, _, rest = field.partition(".")
     if head == "call":
         found = np.zeros(len(rows), dtype=bool)
-        found[rows.calls.rows(rest)[_of_calls(condition, rest, rows)]] = True
+        found[rows.calls.rows(rest)[_calls_mask(condition, rest, rows)]] = True
         return found
     if head == "term":
-        return _of_term(condition, rest, rows)
+        return _term_mask(condition, rest, rows)
     if field == "invalid":
-        return _of_numbers(condition, np.isnan(rows.numbers("reward")).astype(float))
-    return _of_column(condition, rows.table[field], _kind(field))
+        return _number_mask(condition, np.isnan(rows.numbers("reward")).astype(float))
+    return _column_mask(condition, rows.table[field], _field_type(field))
 
 
-def _contains(rows: Snapshot, text: str) -> NDArray[np.bool_]:
+def _text_mask(rows: Snapshot, text: str) -> NDArray[np.bool_]:
     import pyarrow.compute as pc
 
     found = np.zeros(len(rows), dtype=bool)
     for name in _TEXT:
-        found |= _plain(pc.match_substring(rows.table[name], text, ignore_case=True))
+        found |= _to_mask(pc.match_substring(rows.table[name], text, ignore_case=True))
     return found
 
 
-def _of_term(condition: Condition, name: str, rows: Snapshot) -> NDArray[np.bool_]:
+def _term_mask(condition: Condition, name: str, rows: Snapshot) -> NDArray[np.bool_]:
     if not rows.has_term(name):
         hint = did_you_mean(name, rows.term_names, "terms", prefix="term.")
         raise QueryFault(f"no episode has a term '{name}'", column=condition.column, hint=hint)
@@ -248,39 +248,39 @@ def _of_term(condition: Condition, name: str, rows: Snapshot) -> NDArray[np.bool
     numbers = tuple(value for value in condition.values if value not in _STATES)
     found = np.isin(states, [value for value in condition.values if value in _STATES])
     if numbers:
-        found |= _of_numbers(replace(condition, values=numbers), values)
+        found |= _number_mask(replace(condition, values=numbers), values)
     return found
 
 
-def _of_calls(condition: Condition, name: str, rows: Snapshot) -> NDArray[np.bool_]:
+def _calls_mask(condition: Condition, name: str, rows: Snapshot) -> NDArray[np.bool_]:
     """For each call whether it matches; of texts each word is looked at once."""
     if CALLS[name] != "string":
-        return _of_numbers(condition, rows.calls.numbers(name))
+        return _number_mask(condition, rows.calls.numbers(name))
     import pyarrow as pa
 
     codes, words = rows.calls.words(name)
     column = pa.chunked_array([pa.array([*words, None], pa.string())])  # the code of null is -1
-    return _of_column(condition, column, "string")[codes]
+    return _column_mask(condition, column, "string")[codes]
 
 
-def _of_column(condition: Condition, column: pa.ChunkedArray, kind: str) -> NDArray[np.bool_]:
+def _column_mask(condition: Condition, column: pa.ChunkedArray, kind: str) -> NDArray[np.bool_]:
     import pyarrow.compute as pc
 
     if kind != "string":
-        return _of_numbers(condition, numbers_of(column))
+        return _number_mask(condition, numbers_of(column))
     found = np.zeros(len(column), dtype=bool)
     for value in condition.values:
         if value == "none":
-            found |= ~_plain(pc.not_equal(column, ""))
+            found |= ~_to_mask(pc.not_equal(column, ""))
         elif "*" in value:
             pattern = "(?s)^" + ".*".join(re.escape(part) for part in value.split("*")) + "$"
-            found |= _plain(pc.match_substring_regex(column, pattern))
+            found |= _to_mask(pc.match_substring_regex(column, pattern))
         else:
-            found |= _plain(pc.equal(column, value))
+            found |= _to_mask(pc.equal(column, value))
     return found
 
 
-def _of_numbers(condition: Condition, values: NDArray[np.float64]) -> NDArray[np.bool_]:
+def _number_mask(condition: Condition, values: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Nothing that is not known (not a number) compares with anything."""
     compare: dict[str, Any] = {"<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal}
     found = np.zeros(len(values), dtype=bool)
@@ -299,7 +299,7 @@ def _of_numbers(condition: Condition, values: NDArray[np.float64]) -> NDArray[np
     return found
 
 
-def _plain(found: pa.ChunkedArray) -> NDArray[np.bool_]:
+def _to_mask(found: pa.ChunkedArray) -> NDArray[np.bool_]:
     """An Arrow column of true, false and null; null does not hold."""
     import pyarrow.compute as pc
 
@@ -312,7 +312,7 @@ def _plain(found: pa.ChunkedArray) -> NDArray[np.bool_]:
 # Order
 
 
-def ordered(rows: Snapshot, places: NDArray[np.int64], sort: str) -> NDArray[np.int64]:
+def order_places(rows: Snapshot, places: NDArray[np.int64], sort: str) -> NDArray[np.int64]:
     """Places of rows in the order of `sort`: columns with commas between, `-` before one that begins with the largest.
 
     What is not known comes last; equal rows, and all without `sort`, stay in the order in which they were kept.
@@ -371,7 +371,7 @@ class Hit:
     after: str
 
 
-def searched(records: Iterable[tuple[str, bytes]], text: str) -> Iterator[list[Hit]]:
+def search_records(records: Iterable[tuple[str, bytes]], text: str) -> Iterator[list[Hit]]:
     """The hits of each record, in any case of letters; an empty list for one without, so that its reader may stop.
 
     A record is read as bytes first, and parsed only where the text may stand in it.
@@ -389,14 +389,14 @@ def searched(records: Iterable[tuple[str, bytes]], text: str) -> Iterator[list[H
         if is_told and not any(needle in lowered for needle in needles):
             yield []
             continue
-        yield hits(id, loads(record), text)
+        yield hits_in(id, loads(record), text)
 
 
-def hits(id: str, record: Mapping[str, Any], text: str) -> list[Hit]:
+def hits_in(id: str, record: Mapping[str, Any], text: str) -> list[Hit]:
     """The first three places of a text in a record."""
     found: list[Hit] = []
     wanted = text.lower()
-    for where, held in _texts(record):
+    for where, held in _record_texts(record):
         lowered = held.lower()
         # Lowering may change a text's length (U+0130), after which places do not fit: it is then found as it stands.
         at = lowered.find(wanted) if len(lowered) == len(held) else held.find(text)
@@ -409,7 +409,7 @@ def hits(id: str, record: Mapping[str, Any], text: str) -> list[Hit]:
     return found
 
 
-def _texts(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _record_texts(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The texts of a record that people read, by their paths; what stands twice is given once."""
     for index, message in enumerate(record.get("messages", ())):
         if message.get("role") not in ("system", "user"):

@@ -22,14 +22,14 @@ from rlenv import __version__
 from rlenv._base.bounded import cut_middle, stretches
 from rlenv._base.text import figure, visible
 from rlenv.runs.figures import rewards as reward_figures
-from rlenv.runs.figures.paired import compared
+from rlenv.runs.figures.paired import compare_runs
 from rlenv.runs.figures.rewards import high_reward
 from rlenv.runs.figures.snapshot import MOST_TERMS, Snapshot
-from rlenv.runs.figures.steps import clusters, counts, main_mode, overview, recent, series
-from rlenv.runs.figures.tools import asked, group_of, tools
+from rlenv.runs.figures.steps import clusters, count_words, main_mode, overview, recent_rows, series
+from rlenv.runs.figures.tools import asked, group_of, tool_figures
 from rlenv.runs.folder import open_run, read_info
 from rlenv.runs.reader import RunReader
-from rlenv.runs.usage import Prices, money, notes_of, prices_in, spending_line, spent_by, tokens_said
+from rlenv.runs.usage import Prices, money, notes_of, prices_in, spending_line, spending_of_usage, tokens_text
 from rlenv.trajectory import Trajectory
 
 _WIDTH, _HEIGHT = 640, 240
@@ -64,7 +64,7 @@ def line_chart(title: str, steps: Sequence[int], lines: Sequence[Line]) -> str:
     values = [float(value) for value in known if value is not None]
     if not values or not steps:
         return ""
-    low, high = _range(min(values), max(values))
+    low, high = _axis_range(min(values), max(values))
     first, last = steps[0], steps[-1]
 
     def x(step: int) -> float:
@@ -74,7 +74,7 @@ def line_chart(title: str, steps: Sequence[int], lines: Sequence[Line]) -> str:
     def y(value: float) -> float:
         return _TOP + (_HEIGHT - _TOP - _BOTTOM) * (1 - (value - low) / (high - low))
 
-    drawn = [_axes(low, high, first, last, y)]
+    drawn = [_draw_axes(low, high, first, last, y)]
     for number, line in enumerate(lines):
         drawn.append(f'<g class="line-{number % 4}">')
         for start, end in stretches(value is not None for value in line.low) if line.low and line.high else ():
@@ -93,7 +93,7 @@ def line_chart(title: str, steps: Sequence[int], lines: Sequence[Line]) -> str:
     told = escape(title)
     return (
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{told}"><title>{told}</title>'
-        f"{''.join(drawn)}</svg>{_legend(lines)}"
+        f"{''.join(drawn)}</svg>{_draw_legend(lines)}"
     )
 
 
@@ -115,7 +115,7 @@ def interval_chart(title: str, rows: Sequence[Row]) -> str:
     known = [number for row in rows for number in (row.value, row.low, row.high) if number is not None]
     if not known:
         return ""
-    low, high = _range(min(known), max(known))
+    low, high = _axis_range(min(known), max(known))
     left = 24 + 7 * max(len(row.name) for row in rows)
     width, height = left + 420, 52 + 22 * len(rows) + 24
 
@@ -144,7 +144,7 @@ def interval_chart(title: str, rows: Sequence[Row]) -> str:
     )
 
 
-def _range(low: float, high: float) -> tuple[float, float]:
+def _axis_range(low: float, high: float) -> tuple[float, float]:
     """The range of an axis: shares from 0 to 1 whole, others with room around them."""
     if low >= 0 and high <= 1:
         return 0.0, 1.0
@@ -156,7 +156,7 @@ def _number(value: Value) -> float:
     return 0.0 if value is None else float(value)
 
 
-def _axes(low: float, high: float, first: int, last: int, y: Callable[[float], float]) -> str:
+def _draw_axes(low: float, high: float, first: int, last: int, y: Callable[[float], float]) -> str:
     parts = []
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         value = low + (high - low) * share
@@ -170,7 +170,7 @@ def _axes(low: float, high: float, first: int, last: int, y: Callable[[float], f
     return "".join(parts)
 
 
-def _legend(lines: Sequence[Line]) -> str:
+def _draw_legend(lines: Sequence[Line]) -> str:
     if len(lines) < 2:
         return ""
     keys = []
@@ -206,7 +206,7 @@ def report(runs: Sequence[Path], *, title: str, episodes: int = 6, prices: Price
 
     read = [_Read.of(path) for path in runs]
     made = [_run(one, episodes, prices) for one in read]
-    changes = [_change(read[0], other) for other in read[1:]]
+    changes = [_run_change(read[0], other) for other in read[1:]]
     environment = Environment(
         loader=PackageLoader("rlenv.runs", "templates"),
         autoescape=True,
@@ -214,8 +214,8 @@ def report(runs: Sequence[Path], *, title: str, episodes: int = 6, prices: Price
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"safe_text": _text, "number": figure, "percent": _percent, "seconds": _seconds}
-    environment.filters |= {"tokens": tokens_said, "money": money, "notes": notes_of, "spending": spending_line}
+    environment.filters |= {"safe_text": _text, "number": figure, "percent": _percent_text, "seconds": _seconds_text}
+    environment.filters |= {"tokens": tokens_text, "money": money, "notes": notes_of, "spending": spending_line}
     return environment.get_template("report.html").render(
         title=title, runs=made, changes=changes, version=__version__, made=datetime.now(UTC).strftime("%Y-%m-%d")
     )
@@ -248,18 +248,18 @@ def _run(read: _Read, episodes: int, prices: Prices | None) -> Mapping[str, Any]
         "info": info,
         "lock": info.lock if info else "",
         "figures": overview(rows),
-        "charts": [chart for chart in (_chart(steps, found, *one) for one in _CHARTS) if chart["svg"]],
-        "terms": reward_figures.terms(rows, places),
+        "charts": [chart for chart in (_figure_chart(steps, found, *one) for one in _CHARTS) if chart["svg"]],
+        "terms": reward_figures.term_figures(rows, places),
         "terms_more": rows.terms_more,
-        "spending": spent_by(asked(rows), prices=prices or (prices_in(info.facts) if info else None)),
-        "tools": tools(rows, places) if len(rows) else [],
-        "reasons": counts(rows, "reason"),
-        "failures": {name: count for name, count in counts(rows, "failure").items() if name},
-        "episodes": _episodes(read, episodes),
+        "spending": spending_of_usage(asked(rows), prices=prices or (prices_in(info.facts) if info else None)),
+        "tools": tool_figures(rows, places) if len(rows) else [],
+        "reasons": count_words(rows, "reason"),
+        "failures": {name: count for name, count in count_words(rows, "failure").items() if name},
+        "episodes": _episodes_to_read(read, episodes),
     }
 
 
-def _chart(steps: Sequence[int], found: Mapping[str, Any], name: str, title: str) -> Mapping[str, Any]:
+def _figure_chart(steps: Sequence[int], found: Mapping[str, Any], name: str, title: str) -> Mapping[str, Any]:
     """A figure by step in every mode that has it, as a chart and as the table of the same numbers."""
     lines = []
     for key, one in found.items():
@@ -272,7 +272,7 @@ def _chart(steps: Sequence[int], found: Mapping[str, Any], name: str, title: str
     return {"title": title, "svg": drawn, "names": [line.name for line in lines], "table": table}
 
 
-def _episodes(read: _Read, most: int) -> list[Mapping[str, Any]]:
+def _episodes_to_read(read: _Read, most: int) -> list[Mapping[str, Any]]:
     """The episodes that say most, once each, with their records where these were kept."""
     shown: dict[str, Mapping[str, Any]] = {}
     for entry in reading_list(read.rows):
@@ -282,11 +282,11 @@ def _episodes(read: _Read, most: int) -> list[Mapping[str, Any]]:
         place = read.rows.place(id)
         if place is None or not read.rows.table["has_body"][place].as_py():
             continue
-        shown[id] = {"why": entry["why"], "id": id, **_told(read.reader.body(id).trajectory())}
+        shown[id] = {"why": entry["why"], "id": id, **_episode_page(read.reader.body(id).trajectory())}
     return list(shown.values())
 
 
-def _told(one: Trajectory) -> Mapping[str, Any]:
+def _episode_page(one: Trajectory) -> Mapping[str, Any]:
     turns = [
         {
             "action": turn.action,
@@ -309,8 +309,8 @@ def _told(one: Trajectory) -> Mapping[str, Any]:
     }
 
 
-def _change(a: _Read, b: _Read) -> Mapping[str, Any]:
-    found = compared(a.rows, b.rows)
+def _run_change(a: _Read, b: _Read) -> Mapping[str, Any]:
+    found = compare_runs(a.rows, b.rows)
     changed = [one for one in found["by_task"] if one["kind"] in ("broken", "fixed")]
     terms = sorted(found["terms"].items(), key=lambda one: -abs(one[1]["change"] or 0.0))
     figures = [("success", found["success"]), ("reward", found["reward"])] + [(f"term {one}", of) for one, of in terms]
@@ -322,11 +322,11 @@ def _text(text: object) -> str:
     return visible(cut_middle(str(text), _LONGEST))
 
 
-def _percent(value: float | None) -> str:
+def _percent_text(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f} %"
 
 
-def _seconds(value: float | None) -> str:
+def _seconds_text(value: float | None) -> str:
     return "–" if value is None else f"{1000 * value:.1f} ms" if value < 1 else f"{value:.2f} s"
 
 
@@ -337,42 +337,42 @@ def reading_list(rows: Snapshot) -> list[dict[str, Any]]:
     """Episodes that say most about how a run is now, each with `why`: the worst and the best, those of the groups that
     differ most, the newest failures, and high rewards without a success; of each kind at most one episode of a task.
 
-    Of the last steps (`rlenv.runs.figures.steps.recent`); of failures and of rewards without success, of the whole
+    Of the last steps (`rlenv.runs.figures.steps.recent_rows`); of failures and of rewards without success, of the whole
     run, the newest. Groups are those of training where the run's main mode plays each task once.
     """
-    chosen = recent(rows, main_mode(rows))
+    chosen = recent_rows(rows, main_mode(rows))
     reward, success, step = rows.numbers("reward"), rows.numbers("success"), rows.numbers("step")
     valid = chosen & ~np.isnan(reward)
     by_reward = np.nonzero(valid)[0]
     by_reward = by_reward[np.argsort(reward[by_reward], kind="stable")]
     task = clusters(rows)
-    worst = _of_each(by_reward, task)
+    worst = _one_a_task(by_reward, task)
     found = [("worst", place) for place in worst]
-    found += [("best", place) for place in _of_each(by_reward[::-1], task) if place not in worst]
+    found += [("best", place) for place in _one_a_task(by_reward[::-1], task) if place not in worst]
     high = high_reward(rows)
     if high is not None:
         hacked = np.nonzero((success == 0) & (reward >= high))[0]
-        found += [("reward without success", place) for place in _of_each(_newest(hacked, step), task)]
-    found += [("failure", place) for place in _of_each(_newest(np.nonzero(np.isnan(reward))[0], step), task)]
-    listed = [_entry(rows, why, place) for why, place in found]
+        found += [("reward without success", place) for place in _one_a_task(_newest_first(hacked, step), task)]
+    found += [("failure", place) for place in _one_a_task(_newest_first(np.nonzero(np.isnan(reward))[0], step), task)]
+    listed = [_reading_entry(rows, why, place) for why, place in found]
     # A validation that plays each task once has no groups: those of training are read then.
     wide = widest_groups(rows, np.nonzero(valid)[0])
-    return [*listed, *(wide or widest_groups(rows, np.nonzero(recent(rows, "train") & ~np.isnan(reward))[0]))]
+    return [*listed, *(wide or widest_groups(rows, np.nonzero(recent_rows(rows, "train") & ~np.isnan(reward))[0]))]
 
 
-def _of_each(places: NDArray[np.int64], task: NDArray[np.int64]) -> list[int]:
+def _one_a_task(places: NDArray[np.int64], task: NDArray[np.int64]) -> list[int]:
     """The first places, one a task: three samples of one task say little more than one."""
     _, first = np.unique(task[places], return_index=True)
     return [int(place) for place in places[np.sort(first)[:_EACH]]]
 
 
-def _newest(places: NDArray[np.int64], step: NDArray[np.float64]) -> NDArray[np.int64]:
+def _newest_first(places: NDArray[np.int64], step: NDArray[np.float64]) -> NDArray[np.int64]:
     # Rows of one step stand in the order in which they were kept: from behind.
     places = places[::-1]
     return places[np.argsort(-step[places], kind="stable")]
 
 
-def _entry(rows: Snapshot, why: str, place: int) -> dict[str, Any]:
+def _reading_entry(rows: Snapshot, why: str, place: int) -> dict[str, Any]:
     row = {name: rows.table[name][place].as_py() for name in ("id", "step", "reward", "title", "failure")}
     return {"why": why, **row}
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from rlenv.runs.figures.query import parse
 from rlenv.runs.figures.snapshot import Snapshot
-from rlenv.runs.figures.steps import kept_points, means
+from rlenv.runs.figures.steps import kept_points, step_means
 
 _BINS: Final = 40
 _POINTS: Final = 300
@@ -27,7 +27,7 @@ _LAST: Final = 32
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def terms(rows: Snapshot, places: NDArray[np.int64]) -> list[dict[str, Any]]:
+def term_figures(rows: Snapshot, places: NDArray[np.int64]) -> list[dict[str, Any]]:
     """Each term of `Snapshot.term_names` over the rows at some places: its weight, the mean of its valid values, how
     often it was invalid or skipped, its mean by step, and the most frequent errors."""
     step = rows.numbers("step").astype(np.int64)[places]
@@ -37,34 +37,34 @@ def terms(rows: Snapshot, places: NDArray[np.int64]) -> list[dict[str, Any]]:
         values, states = values[places], states[places]
         valid = ~np.isnan(values)
         steps, at = np.unique(step[valid], return_inverse=True)
-        by_step = means(values[valid], at, len(steps))["mean"]
+        by_step = step_means(values[valid], at, len(steps))["mean"]
         found.append(
             {
                 "name": name,
-                "weight": _weight(rows, name),
+                "weight": _last_weight(rows, name),
                 "mean": float(values[valid].mean()) if valid.any() else None,
                 **{state: int((states == state).sum()) for state in ("valid", "invalid", "skipped")},
                 "by_step": [
                     {"step": int(steps[place]), "mean": by_step[place]}
                     for place in kept_points(len(steps), _POINTS, by_step)
                 ],
-                "errors": _errors(rows, name, places),
+                "errors": _term_errors(rows, name, places),
             }
         )
     return found
 
 
-def _weight(rows: Snapshot, name: str) -> float | None:
+def _last_weight(rows: Snapshot, name: str) -> float | None:
     """The weight of the term's last entries, since a spec may change between attempts; None where rows give it."""
     weights = np.unique(rows.terms.numbers("weight")[rows.places_of(name)[-_LAST:]])
     return float(weights[0]) if len(weights) == 1 and not np.isnan(weights[0]) else None
 
 
-def _errors(rows: Snapshot, name: str, places: NDArray[np.int64]) -> list[dict[str, Any]]:
+def _term_errors(rows: Snapshot, name: str, places: NDArray[np.int64]) -> list[dict[str, Any]]:
     at = rows.places_of(name)
     states, words = rows.terms.words("status")
     is_invalid = np.array([word == "invalid" for word in (*words, None)], dtype=bool)[states[at]]
-    at = at[is_invalid & rows.chosen(places)[rows.terms.rows("status")[at]]]
+    at = at[is_invalid & rows.chosen_mask(places)[rows.terms.rows("status")[at]]]
     errors, said = rows.terms.words("error")
     codes, counts = np.unique(errors[at], return_counts=True)
     ordered = np.argsort(-counts, kind="stable")[:_ERRORS]
@@ -119,7 +119,7 @@ def quadrants(rows: Snapshot, places: NDArray[np.int64]) -> dict[str, dict[str, 
 def invalid_reasons(rows: Snapshot, places: NDArray[np.int64]) -> list[dict[str, Any]]:
     """The reasons of invalid rewards, the most frequent first, each with the query that lists its episodes."""
     invalid = places[np.isnan(rows.numbers("reward"))[places]]
-    found = sorted(rows.counted("failure", invalid).items(), key=lambda one: -one[1])
+    found = sorted(rows.word_counts("failure", invalid).items(), key=lambda one: -one[1])
     return [
         {"reason": word, "n": size, "q": "invalid:true " + (f'failure:"{word}"' if word else "failure:none")}
         for word, size in found
@@ -144,7 +144,7 @@ def judge_agreement(records: Iterable[tuple[str, Mapping[str, Any]]]) -> list[di
     for id, record in records:
         success = record.get("success")
         for name, term in record["reward"]["terms"].items():
-            for against, found in _verdicts(term, success):
+            for against, found in _judge_verdicts(term, success):
                 pairs.setdefault((name, against), []).extend(found)
                 if any(one != other for one, other in found):
                     scores = [judge.get("score") for judge in term["details"]["judges"]]
@@ -163,7 +163,7 @@ def judge_agreement(records: Iterable[tuple[str, Mapping[str, Any]]]) -> list[di
     ]
 
 
-def _verdicts(term: Mapping[str, Any], success: bool | None) -> Iterator[tuple[str, list[tuple[bool, bool]]]]:
+def _judge_verdicts(term: Mapping[str, Any], success: bool | None) -> Iterator[tuple[str, list[tuple[bool, bool]]]]:
     details = term.get("details") or {}
     judges, scale = details.get("judges"), details.get("scale")
     if term.get("status") != "valid" or not isinstance(judges, list) or not isinstance(scale, list) or len(scale) != 2:
@@ -223,10 +223,10 @@ class Agreement:
 
 def agreements(columns: Mapping[str, Sequence[float | None]], tasks: Sequence[Hashable]) -> list[Agreement]:
     """Every pair of terms, each given by its value in each episode (None where it has none); `tasks` are theirs."""
-    return [between(a, columns[a], b, columns[b], tasks) for a, b in combinations(columns, 2)]
+    return [agreement_of(a, columns[a], b, columns[b], tasks) for a, b in combinations(columns, 2)]
 
 
-def between(
+def agreement_of(
     a: str, first: Sequence[float | None], b: str, second: Sequence[float | None], tasks: Sequence[Hashable]
 ) -> Agreement:
     """The agreement of two terms over the same episodes."""
@@ -264,21 +264,21 @@ class _Drawn:
 
     def estimate(self, figure: Callable[[Table], float | None], *, again: bool = True) -> Estimate:
         """The figure of all episodes, and its interval unless it is not to be drawn again."""
-        value = figure(self._table(None))
+        value = figure(self._weighted_table(None))
         if value is None or self._count < 2 or not again or self._shape[0] * self._shape[1] > _CELLS:
             return Estimate(value)
         random = np.random.default_rng(_SEED)
         found = []
         for _ in range(_DRAWS):
             times = np.bincount(random.integers(0, self._count, self._count), minlength=self._count)
-            if (one := figure(self._table(times[self._tasks].astype(np.float64)))) is not None:
+            if (one := figure(self._weighted_table(times[self._tasks].astype(np.float64)))) is not None:
                 found.append(one)
         if len(found) <= _DRAWS // 2:
             return Estimate(value)
         low, high = np.quantile(found, (0.025, 0.975))
         return Estimate(value, float(low), float(high))
 
-    def _table(self, weights: NDArray[np.float64] | None) -> Table:
+    def _weighted_table(self, weights: NDArray[np.float64] | None) -> Table:
         flat = np.zeros(self._shape[0] * self._shape[1])
         flat[self._cells] = np.bincount(self._at, weights, minlength=len(self._cells))
         return flat.reshape(self._shape)

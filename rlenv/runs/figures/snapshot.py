@@ -165,13 +165,13 @@ class Snapshot:
         """A text column as numbers of words, and the words; -1 where it is null."""
         return words_of(self.table[name])
 
-    def chosen(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def chosen_mask(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
         """For each row whether it is at one of some places."""
         found = np.zeros(len(self), dtype=bool)
         found[places] = True
         return found
 
-    def counted(self, name: str, places: NDArray[np.int64]) -> dict[str, int]:
+    def word_counts(self, name: str, places: NDArray[np.int64]) -> dict[str, int]:
         """The number of rows at some places with each word of a text column, as they were first seen; null is none."""
         codes, words = self.words(name)
         sizes = np.bincount(codes[places] + 1, minlength=len(words) + 1)[1:]
@@ -202,7 +202,7 @@ class Snapshot:
         return Entries(lambda names: self._episodes.entries("usage", names))
 
     @cached_property
-    def _by_name(self) -> tuple[dict[str, int], NDArray[np.int64], NDArray[np.int64]]:
+    def _places_by_term(self) -> tuple[dict[str, int], NDArray[np.int64], NDArray[np.int64]]:
         """Names of terms with their numbers, the places in `terms` by number, and where in these each number begins."""
         codes, words = self.terms.words("name")
         return {name: number for number, name in enumerate(words)}, *sorted_by(codes, len(words))
@@ -210,25 +210,25 @@ class Snapshot:
     @cached_property
     def term_names(self) -> list[str]:
         """The names of terms in the order in which they were first seen, the first `MOST_TERMS` of them."""
-        return list(islice(self._by_name[0], MOST_TERMS))
+        return list(islice(self._places_by_term[0], MOST_TERMS))
 
     @property
     def terms_more(self) -> int:
         """The number of names of terms that `term_names` leaves out."""
-        return len(self._by_name[0]) - len(self.term_names)
+        return len(self._places_by_term[0]) - len(self.term_names)
 
     def has_term(self, name: str) -> bool:
         """True if an episode has a term of this name, one that `term_names` leaves out too."""
-        return name in self._by_name[0]
+        return name in self._places_by_term[0]
 
     def places_of(self, name: str) -> NDArray[np.int64]:
         """The places in `terms` of those of one name."""
-        names, order, starts = self._by_name
+        names, order, starts = self._places_by_term
         number = names.get(name)
         return order[:0] if number is None else order[starts[number] : starts[number + 1]]
 
     @cached_property
-    def tools(self) -> list[str]:
+    def tool_names(self) -> list[str]:
         """The names that were called, the most frequent first."""
         codes, words = self.calls.words("tool")
         sizes = np.bincount(codes[codes >= 0], minlength=len(words))
@@ -250,19 +250,19 @@ class Snapshot:
         return self._terms[name]
 
     @cached_property
-    def _flat(self) -> pa.Table:
+    def _row_table(self) -> pa.Table:
         """The table of the columns that rows show: the others are long, and stand in an episode's record."""
         return self.table.drop_columns(["ending"])
 
     def rows(self, places: Sequence[int] | NDArray[np.int64]) -> list[dict[str, Any]]:
         """The rows at some places, with their first `MOST_TERMS` `terms`."""
-        rows = self._taken(np.asarray(places, dtype=np.int64))
+        rows = self._take_rows(np.asarray(places, dtype=np.int64))
         terms = term_lists(self._episodes, [row["id"] for row in rows])
         for row in rows:
             row["terms"] = terms.get(row["id"], [])
         return rows
 
-    def _taken(self, places: NDArray[np.int64]) -> list[dict[str, Any]]:
+    def _take_rows(self, places: NDArray[np.int64]) -> list[dict[str, Any]]:
         """Rows at some places. Each is taken of its own chunk: of all at once, Arrow makes one text of a column."""
         ends = np.cumsum([len(chunk) for chunk in self.table["id"].chunks])
         chunk_of = np.searchsorted(ends, places, side="right")
@@ -270,7 +270,7 @@ class Snapshot:
         for chunk in np.unique(chunk_of).tolist():
             start = int(ends[chunk - 1]) if chunk else 0
             inside = np.nonzero(chunk_of == chunk)[0]
-            part = self._flat.slice(start, int(ends[chunk]) - start).take(places[inside] - start)
+            part = self._row_table.slice(start, int(ends[chunk]) - start).take(places[inside] - start)
             for at, row in zip(inside.tolist(), part.to_pylist(), strict=True):
                 rows[at] = row
         return rows
@@ -319,27 +319,27 @@ def facets(rows: Snapshot, places: NDArray[np.int64]) -> dict[str, Facet]:
     Steps stand in up to 24 ranges of equal width (`0..9`), in order; tools and outcomes count episodes, not calls.
     Values are as `rlenv.runs.figures.query` reads them.
     """
-    found = {name: _sorted({word: n for word, n in rows.counted(name, places).items() if word}) for name in _WORDS}
+    found = {name: _facet({word: n for word, n in rows.word_counts(name, places).items() if word}) for name in _WORDS}
     success = rows.numbers("success")[places]
     named = (("true", success == 1), ("false", success == 0), ("none", np.isnan(success)))
-    found["success"] = _sorted({name: int(holds.sum()) for name, holds in named})
+    found["success"] = _facet({name: int(holds.sum()) for name, holds in named})
     for name, column in (("tool", "tool"), ("outcome", "outcome")):
-        found[name] = _called(rows, column, places)
-    found["step"] = _ranges(rows.numbers("step")[places].astype(np.int64))
+        found[name] = _call_facet(rows, column, places)
+    found["step"] = _step_ranges(rows.numbers("step")[places].astype(np.int64))
     return found
 
 
-def _sorted(counts: dict[str, int]) -> Facet:
+def _facet(counts: dict[str, int]) -> Facet:
     ordered = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
     return [{"value": value, "count": count} for value, count in ordered if count][:_MOST_VALUES]
 
 
-def _called(rows: Snapshot, column: str, places: NDArray[np.int64]) -> Facet:
+def _call_facet(rows: Snapshot, column: str, places: NDArray[np.int64]) -> Facet:
     codes, words = rows.calls.words(column)
     if not words:
         return []
     of = rows.calls.rows(column)
-    is_chosen = rows.chosen(places)[of] & (codes >= 0)
+    is_chosen = rows.chosen_mask(places)[of] & (codes >= 0)
     of, codes = of[is_chosen], codes[is_chosen]
     # A policy may make up any number of names: of those that were called most the episodes are counted.
     often = np.argsort(-np.bincount(codes, minlength=len(words)), kind="stable")[:_MOST_VALUES]
@@ -348,10 +348,10 @@ def _called(rows: Snapshot, column: str, places: NDArray[np.int64]) -> Facet:
         seen = np.zeros(len(rows), dtype=bool)
         seen[of[codes == code]] = True
         found[words[code]] = int(seen.sum())
-    return _sorted(found)
+    return _facet(found)
 
 
-def _ranges(steps: NDArray[np.int64]) -> Facet:
+def _step_ranges(steps: NDArray[np.int64]) -> Facet:
     if not len(steps):
         return []
     low, high = int(steps.min()), int(steps.max())

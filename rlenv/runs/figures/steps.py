@@ -59,9 +59,9 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """The entry of a run in a list. `success` is a share of valid episodes with its 95 % interval (`clustered`).
+    """The entry of a run in a list. `success`: the share of valid episodes, its 95 % interval (`clustered_interval`).
 
-    It is that of `mode` (`main_mode`) over its last steps (`recent`), from `first_step` to `last_step`, over `splits`;
+    It is that of `mode` (`main_mode`) over its last steps (`recent_rows`, `first_step` to `last_step`) and `splits`;
     None where nothing is valid. `invalid` counts over the whole run, `spark` is the success by step, thinned to 30
     points; where `mode` has one step alone, that of training.
     """
@@ -93,7 +93,7 @@ def main_mode(rows: Columns) -> str:
     return next((mode for mode in ("greedy", "sampled", "train") if mode in last and last[mode] >= begun), "")
 
 
-def recent(rows: Columns, mode: str) -> NDArray[np.bool_]:
+def recent_rows(rows: Columns, mode: str) -> NDArray[np.bool_]:
     """The rows of a mode that say how the policy is now: the last step, in training the last ten."""
     steps = rows.numbers("step")
     of_mode = _is_mode(rows, mode)
@@ -126,7 +126,7 @@ def clusters(rows: Columns) -> NDArray[np.int64]:
 def overview(rows: Columns) -> Overview:
     """The one line of a run."""
     mode = main_mode(rows)
-    chosen = recent(rows, mode)
+    chosen = recent_rows(rows, mode)
     success = rows.numbers("success")
     valid = chosen & ~np.isnan(success)
     share, low, high = None, None, None
@@ -191,17 +191,17 @@ def series(rows: Snapshot, *, since: int | None = None, points: int = _POINTS) -
         if not len(chosen):
             continue
         at = np.searchsorted(steps, step[chosen])
-        found[f"{mode}/success"] = _shares(rows.numbers("success")[chosen], at, group[chosen], len(steps))
+        found[f"{mode}/success"] = _success_shares(rows.numbers("success")[chosen], at, group[chosen], len(steps))
         invalid = np.isnan(rows.numbers("reward")[chosen]).astype(float)
-        found[f"{mode}/invalid"] = means(invalid, at, len(steps))
+        found[f"{mode}/invalid"] = step_means(invalid, at, len(steps))
         for name, column in _MEANS.items():
             values = rows.numbers(column)[chosen]
             # An episode of no tokens is one whose ids were not recorded: what an endpoint answers has none.
             values = np.where(values == 0, np.nan, values) if name == "tokens" else values
-            found[f"{mode}/{name}"] = means(values, at, len(steps))
-        found[f"{mode}/reward"] |= _bands(rows.numbers("reward")[chosen], at, group[chosen], len(steps))
+            found[f"{mode}/{name}"] = step_means(values, at, len(steps))
+        found[f"{mode}/reward"] |= _mean_bands(rows.numbers("reward")[chosen], at, group[chosen], len(steps))
         for name in rows.term_names:
-            found[f"{mode}/term.{name}"] = means(rows.term(name)[0][chosen], at, len(steps))
+            found[f"{mode}/term.{name}"] = step_means(rows.term(name)[0][chosen], at, len(steps))
         played, shares = np.unique(at).tolist(), found[f"{mode}/success"]["mean"]
         kept |= {played[place] for place in kept_points(len(played), points, [shares[place] for place in played])}
     shown = sorted(kept)
@@ -222,7 +222,7 @@ def kept_points(count: int, most: int, values: list[float | int | None]) -> list
     return sorted(kept)
 
 
-def _shares(
+def _success_shares(
     success: NDArray[np.float64], at: NDArray[np.int64], cluster: NDArray[np.int64], count: int
 ) -> dict[str, list[float | int | None]]:
     """The share of successes at each step, with the interval that its clusters leave."""
@@ -244,7 +244,7 @@ def _shares(
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def means(values: NDArray[np.float64], at: NDArray[np.int64], count: int) -> dict[str, list[float | int | None]]:
+def step_means(values: NDArray[np.float64], at: NDArray[np.int64], count: int) -> dict[str, list[float | int | None]]:
     """The mean at each of `count` steps, None for none, and the `n` numbers that it is of, whose steps are `at`."""
     valid = ~np.isnan(values)
     values, at = values[valid], at[valid]
@@ -254,7 +254,7 @@ def means(values: NDArray[np.float64], at: NDArray[np.int64], count: int) -> dic
     return {"mean": [value if math.isfinite(value) else None for value in means.tolist()], "n": sizes.tolist()}
 
 
-def _bands(
+def _mean_bands(
     values: NDArray[np.float64], at: NDArray[np.int64], cluster: NDArray[np.int64], count: int
 ) -> dict[str, list[float | int | None]]:
     """The interval of the mean at each step that its clusters leave."""
@@ -266,7 +266,7 @@ def _bands(
     return {"low": [low for low, _ in found], "high": [high for _, high in found]}
 
 
-def counts(rows: Snapshot, column: str) -> Mapping[str, int]:
+def count_words(rows: Snapshot, column: str) -> Mapping[str, int]:
     """The number of rows with each word of a column, the most frequent first; "" and null are left out."""
-    found = [(word, n) for word, n in rows.counted(column, np.arange(len(rows))).items() if word]
+    found = [(word, n) for word, n in rows.word_counts(column, np.arange(len(rows))).items() if word]
     return dict(sorted(found, key=lambda one: -one[1]))

@@ -19,7 +19,7 @@ from rlenv.endpoints.account import merged
 from rlenv.runs.figures import pass_curve
 from rlenv.runs.figures.query import Condition, Query
 from rlenv.runs.figures.snapshot import Snapshot, sorted_by
-from rlenv.runs.figures.steps import clusters, kept_points, means
+from rlenv.runs.figures.steps import clusters, kept_points, step_means
 from rlenv.runs.schema import USAGE
 from rlenv.trajectory import ModelUsage
 
@@ -30,7 +30,7 @@ _POINTS: Final = 300
 _MOST: Final = 200
 
 
-def tools(rows: Snapshot, places: NDArray[np.int64]) -> list[dict[str, Any]]:
+def tool_figures(rows: Snapshot, places: NDArray[np.int64]) -> list[dict[str, Any]]:
     """Figures of each tool over the rows at some places, the most called first.
 
     Seconds are at the 50th, 90th and 99th percentile (nearest rank) of calls that reached the tool, waiting included;
@@ -38,7 +38,7 @@ def tools(rows: Snapshot, places: NDArray[np.int64]) -> list[dict[str, Any]]:
     """
     calls = rows.calls
     calls.load("tool", "outcome", "seconds", "waited", "turn", "index")
-    chosen = rows.chosen(places)
+    chosen = rows.chosen_mask(places)
     codes, names = calls.words("tool")
     order, starts = sorted_by(codes, len(names))
     step, seconds = rows.numbers("step").astype(np.int64), calls.numbers("seconds")
@@ -52,12 +52,12 @@ def tools(rows: Snapshot, places: NDArray[np.int64]) -> list[dict[str, Any]]:
     found.sort(key=lambda one: -len(one[1]))
     outcomes = calls.words("outcome")
     return [
-        {"tool": name, **_figures(rows, at, outcomes, seconds[at], waited[at], step[row[at]])}
+        {"tool": name, **_figures_of_tool(rows, at, outcomes, seconds[at], waited[at], step[row[at]])}
         for name, at in found[:_MOST]
     ]
 
 
-def _figures(
+def _figures_of_tool(
     rows: Snapshot,
     at: NDArray[np.int64],
     outcomes: tuple[NDArray[np.int32], list[str]],
@@ -71,9 +71,9 @@ def _figures(
     ran, is_error = (np.array([word in few for word in words])[outcome] for few in (_RAN, set(words) - {"ok"}))
     sizes = np.bincount(outcome + 1, minlength=len(words))
     counted = {words[code - 1]: int(size) for code, size in enumerate(sizes.tolist()) if size}
-    slowest = _last(np.where(ran, seconds, -1.0))
+    slowest = _largest_places(np.where(ran, seconds, -1.0))
     failing = np.nonzero(is_error)[0][::-1]
-    failing = failing[_last(steps[failing])]
+    failing = failing[_largest_places(steps[failing])]
     return {
         "calls": len(at),
         "errors": int(is_error.sum()),
@@ -82,11 +82,11 @@ def _figures(
         "waited_p50": _rank(waited[ran], 0.5),
         "slowest": [_call(rows, int(at[one])) for one in slowest if ran[one]],
         "failing": [_call(rows, int(at[one])) for one in failing],
-        "by_step": _by_step(steps, is_error, seconds, ran),
+        "by_step": _figures_by_step(steps, is_error, seconds, ran),
     }
 
 
-def _last(values: NDArray[Any]) -> NDArray[np.int64]:
+def _largest_places(values: NDArray[Any]) -> NDArray[np.int64]:
     """The places of the largest values, the first ones of equal ones first."""
     if len(values) > _LISTED:
         least = np.partition(values, len(values) - _LISTED)[len(values) - _LISTED]
@@ -116,7 +116,7 @@ def _call(rows: Snapshot, at: int) -> dict[str, Any]:
     }
 
 
-def _by_step(
+def _figures_by_step(
     steps: NDArray[np.int64], is_error: NDArray[np.bool_], seconds: NDArray[np.float64], ran: NDArray[np.bool_]
 ) -> list[dict[str, Any]]:
     order = np.argsort(steps, kind="stable")
@@ -142,7 +142,7 @@ def asked(rows: Snapshot, places: NDArray[np.int64] | None = None) -> tuple[Mode
     entries = rows.usage
     entries.load(*USAGE)
     of, (roles, role_words), (models, model_words) = entries.rows("role"), entries.words("role"), entries.words("model")
-    chosen = rows.chosen(np.arange(len(rows)) if places is None else places)
+    chosen = rows.chosen_mask(np.arange(len(rows)) if places is None else places)
     at = np.nonzero(chosen[of] & (roles >= 0) & (models >= 0))[0]
     if not len(at):
         return ()
@@ -191,7 +191,7 @@ def members(rows: Snapshot, step: int, group: str) -> NDArray[np.int64]:
     return found[order]
 
 
-def drawn(places: NDArray[np.int64]) -> NDArray[np.int64]:
+def shown_of(places: NDArray[np.int64]) -> NDArray[np.int64]:
     """The members of a group that are shown: of more than `MOST` the first and the last ones."""
     return places if len(places) <= MOST else np.concatenate([places[: MOST // 2], places[-MOST // 2 :]])
 
@@ -224,13 +224,13 @@ def over_steps(rows: Snapshot, places: NDArray[np.int64]) -> list[dict[str, Any]
     of_task = places if task < 0 else np.nonzero(Query(same).mask(rows))[0]
     reward = rows.numbers("reward")[of_task]
     steps, at = np.unique(rows.numbers("step")[of_task].astype(np.int64), return_inverse=True)
-    found = means(reward, at, len(steps))
+    found = step_means(reward, at, len(steps))
     kept = kept_points(len(steps), _POINTS, found["mean"])
     return [{"step": int(steps[place]), "mean": found["mean"][place], "n": found["n"][place]} for place in kept]
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def by_task(rows: Snapshot, places: NDArray[np.int64]) -> dict[str, Any]:
+def outcomes(rows: Snapshot, places: NDArray[np.int64]) -> dict[str, Any]:
     """The outcomes of each task's samples, over the rows at some places.
 
     `tasks` are the tasks, those with the fewest successes first: how many samples `n`, how many `valid` and `won`, the
@@ -267,13 +267,13 @@ def by_task(rows: Snapshot, places: NDArray[np.int64]) -> dict[str, Any]:
             for row, at in zip(listed, order.tolist(), strict=False)
         ],
         "more": max(0, len(order) - _TASKS),
-        "spread": [{"won": one, "valid": of, "n": n} for (one, of), n in sorted(Counter(pairs).items(), key=_share)],
+        "spread": [{"won": one, "valid": of, "n": n} for (one, of), n in sorted(Counter(pairs).items(), key=_by_wins)],
         **{f"pass_{kind}": {k: one.value for k, one in found.items()} for kind, found in passes.items()},
         "pass_of": {k: one.tasks for k, one in passes["at"].items()},
     }
 
 
-def _share(counted: tuple[tuple[int, int], int]) -> tuple[float, int]:
+def _by_wins(counted: tuple[tuple[int, int], int]) -> tuple[float, int]:
     (won, valid), _ = counted
     return (won / valid if valid else -1.0), valid
 
@@ -285,7 +285,7 @@ def spread(rewards: NDArray[np.float64]) -> tuple[float | None, float | None]:
     return (float(known.mean()), float(known.std())) if len(known) else (None, None)
 
 
-def aligned(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+def cut_turns(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A record's turns, cut short: `action`, what it said beside its calls (`say`), and the results of the calls."""
     return [
         {

@@ -50,17 +50,17 @@ _QUERY: Final = re.compile(r"(://[^\s?#]*)[?#]\S*")
 _NAMED: Final = re.compile(r"\$\{env:[^}]*\}")
 
 
-def canonical(value: Any) -> bytes:
+def json_bytes(value: Any) -> bytes:
     """A JSON value as the bytes that are hashed: sorted keys, no blanks, ASCII."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")
 
 
 def digest_of(value: Any) -> str:
     """SHA-256 (hexadecimal) of any value of a spec: specs, sets and tuples count by what they hold."""
-    return hashlib.sha256(canonical(_tidy(value))).hexdigest()
+    return hashlib.sha256(json_bytes(_to_json(value))).hexdigest()
 
 
-def kept(value: Any, *, hides: bool = False) -> Any:
+def to_lock(value: Any, *, hides: bool = False) -> Any:
     """A value as a lock holds it: JSON without nulls and empty mappings, and without anything that looks like a secret.
 
     Values that were given out for `${env:NAME}` stand by name; credentials and queries of addresses are cut.
@@ -69,24 +69,24 @@ def kept(value: Any, *, hides: bool = False) -> Any:
         hides: what stands under a key that holds secrets (`api_key`, `headers`, `env`) and names no variable is not
             shown; for what others wrote, since a tool or a term may well be called `token`.
     """
-    return _filled(_without_secrets(redact_value(_tidy(value)), hides=hides, is_hidden=False))
+    return _drop_empty(_without_secrets(redact_value(_to_json(value)), hides=hides, is_hidden=False))
 
 
-def _filled(value: Any) -> Any:
+def _drop_empty(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: found for key, item in value.items() if (found := _filled(item)) not in (None, {})}
-    return [_filled(item) for item in value] if isinstance(value, list) else value
+        return {key: found for key, item in value.items() if (found := _drop_empty(item)) not in (None, {})}
+    return [_drop_empty(item) for item in value] if isinstance(value, list) else value
 
 
-def _tidy(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     if isinstance(value, Spec):
         value = value.model_dump(by_alias=True)
     if isinstance(value, Mapping):
-        return {str(key): _tidy(item) for key, item in value.items() if item is not None}
+        return {str(key): _to_json(item) for key, item in value.items() if item is not None}
     if isinstance(value, (set, frozenset)):
-        return sorted((_tidy(item) for item in value), key=canonical)  # their own order changes with the process
+        return sorted((_to_json(item) for item in value), key=json_bytes)  # their own order changes with the process
     if isinstance(value, (list, tuple)):
-        return [_tidy(item) for item in value]
+        return [_to_json(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else plain(value)
 
 
@@ -141,7 +141,7 @@ def tree_sha256(folder: Path, *, say: Say | None = None, suffixes: tuple[str, ..
         for path in (Path(place, name) for name in names if not suffixes or name.endswith(suffixes)):
             if is_file(path):
                 found[path.relative_to(folder).as_posix()] = file_sha256(path, say=say)
-    return UNREADABLE if faults else together(found)
+    return UNREADABLE if faults else files_digest(found)
 
 
 def path_sha256(path: Path, *, say: Say | None = None) -> str:
@@ -155,10 +155,10 @@ def path_sha256(path: Path, *, say: Say | None = None) -> str:
         return ""
     own = file_sha256(path, say=say)
     logs = {end: log for end in _LOGS if is_file(log := path.with_name(path.name + end)) and log.stat().st_size}
-    return together({"": own, **{end: file_sha256(log) for end, log in logs.items()}}) if logs else own
+    return files_digest({"": own, **{end: file_sha256(log) for end, log in logs.items()}}) if logs else own
 
 
-def together(files: Mapping[str, str]) -> str:
+def files_digest(files: Mapping[str, str]) -> str:
     """One digest of many files' by name; UNREADABLE where one of them is."""
     return UNREADABLE if UNREADABLE in files.values() else digest_of([list(one) for one in sorted(files.items())])
 
@@ -189,12 +189,12 @@ def rows_sha256(rows: Tasks, *, on_row: Callable[[Mapping[str, Any]], None], nam
 
 def _row(row: Mapping[str, Any]) -> bytes:
     try:
-        return orjson.dumps(row, option=orjson.OPT_SORT_KEYS, default=_stated)
+        return orjson.dumps(row, option=orjson.OPT_SORT_KEYS, default=_stable_text)
     except TypeError:  # a long integer, a lone surrogate, a key that is no text
         return json.dumps(plain(row), sort_keys=True, separators=(",", ":")).encode("ascii")
 
 
-def _stated(value: Any) -> Any:
+def _stable_text(value: Any) -> Any:
     """A value that orjson has no word for, such as bytes or a set, as text that is the same in every process."""
     if isinstance(value, Mapping):
         return dict(value)
@@ -213,7 +213,7 @@ def kept_command(words: Sequence[str]) -> tuple[str, ...]:
     `KEY=VALUE` is read wherever it stands, also behind an option's name: `--set endpoints.w.api_key=…`,
     `--extra='metadata={"api_key": "…"}'`.
     """
-    return tuple(map(_word, words))
+    return tuple(map(_redact_word, words))
 
 
 def kept_settings(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -223,15 +223,15 @@ def kept_settings(settings: Mapping[str, Any]) -> dict[str, str]:
     return {key: value for key, value in shown.items() if _NOT_SHOWN not in value}
 
 
-def _word(word: str) -> str:
+def _redact_word(word: str) -> str:
     option, sign, rest = word.partition("=")
     if not sign:
-        return str(kept(word))
+        return str(to_lock(word))
     if word.startswith("-") and "=" in rest and rest[:1].isalpha() and "://" not in rest.partition("=")[0]:
-        return f"{option}={_word(rest)}"
+        return f"{option}={_redact_word(rest)}"
     if "://" in option:
-        return str(kept(word))
-    return f"{kept(option)}={_value(option.lstrip('-+').replace('-', '_'), rest)}"
+        return str(to_lock(word))
+    return f"{to_lock(option)}={_value(option.lstrip('-+').replace('-', '_'), rest)}"
 
 
 def _value(key: str, text: str) -> str:
@@ -242,8 +242,8 @@ def _value(key: str, text: str) -> str:
         except yaml.YAMLError:
             held = text
     if not isinstance(held, (dict, list)):
-        return str(kept({key: text}, hides=True).get(key, text))
-    shown = kept({key: held}, hides=True).get(key, held)
+        return str(to_lock({key: text}, hides=True).get(key, text))
+    shown = to_lock({key: held}, hides=True).get(key, held)
     if shown == held:
         return text
     return shown if isinstance(shown, str) else orjson.dumps(shown, default=str).decode()
@@ -295,7 +295,7 @@ class Code:
 
         Where no commit can be told, `code` is a digest over the package's files.
         """
-        said = self._said()
+        said = self._commit_changes()
         if said is None:
             return {"version": rlenv.__version__, "code": tree_sha256(self._root / "rlenv", suffixes=(".py",))}
         commit, changed = said
@@ -304,7 +304,7 @@ class Code:
             found["changes"] = digest_of([[name, file_sha256(self._root / name)] for name in sorted(changed)])
         return found
 
-    def _said(self) -> tuple[str, list[str]] | None:
+    def _commit_changes(self) -> tuple[str, list[str]] | None:
         """The commit and the names of changed files; None where git says neither."""
         if self._git is None:
             return None
@@ -328,26 +328,26 @@ class Code:
         return (commit, changed) if re.fullmatch("[0-9a-f]{40,64}", commit) else None
 
 
-def machine() -> tuple[str, str]:
+def machine_facts() -> tuple[str, str]:
     """Python and the platform: `CPython 3.12.4`, `linux x86_64`. The kernel is the host's, and not told."""
     version = ".".join(map(str, sys.version_info[:3]))
     return f"{platform.python_implementation()} {version}", f"{sys.platform} {platform.machine()}"
 
 
-def packages(plug_ins: Iterable[str] = ()) -> dict[str, str]:
+def package_versions(plug_ins: Iterable[str] = ()) -> dict[str, str]:
     """The versions of what rlenv stands on, and of `plug_ins`, by name: as an import here and now would find them.
 
     Extras count where they are installed, imported yet or not: what an episode imports late changes it too, and a hash
     must not depend on what else a process has done.
     """
-    return dict(_closure(tuple(sorted(plug_ins)), tuple(sys.path), _PACKAGE.parent))
+    return dict(_package_closure(tuple(sorted(plug_ins)), tuple(sys.path), _PACKAGE.parent))
 
 
 @lru_cache(maxsize=4)
-def _closure(plug_ins: tuple[str, ...], path: tuple[str, ...], root: Path) -> tuple[tuple[str, str], ...]:
-    own, extras = _requirements(root)
+def _package_closure(plug_ins: tuple[str, ...], path: tuple[str, ...], root: Path) -> tuple[tuple[str, str], ...]:
+    own, extras = _own_requirements(root)
     waiting: list[tuple[str, frozenset[str]]] = [(name, frozenset()) for name in plug_ins]
-    waiting += [one for text in own if (one := _wanted(text, extras)) is not None]
+    waiting += [one for text in own if (one := _parse_requirement(text, extras)) is not None]
     known: dict[str, tuple[str, Sequence[str], frozenset[str]] | None] = {}
     while waiting:
         name, wanted = waiting.pop()
@@ -360,16 +360,16 @@ def _closure(plug_ins: tuple[str, ...], path: tuple[str, ...], root: Path) -> tu
             version, requires, had = before
             known[name] = (version, requires, had | wanted)
         else:
-            installed = _installed(name)
+            installed = _find_distribution(name)
             known[name] = None if installed is None else (*installed, wanted)
             if installed is None:
                 continue
             requires = installed[1]
-        waiting += [one for text in requires if (one := _wanted(text, wanted)) is not None]
+        waiting += [one for text in requires if (one := _parse_requirement(text, wanted)) is not None]
     return tuple(sorted((name, found[0]) for name, found in known.items() if found is not None))
 
 
-def _requirements(root: Path) -> tuple[list[str], frozenset[str]]:
+def _own_requirements(root: Path) -> tuple[list[str], frozenset[str]]:
     """The requirements of rlenv: a checkout's own word, which an installation beside it may be older than."""
     project = root / "pyproject.toml"
     if is_file(project):
@@ -383,7 +383,7 @@ def _requirements(root: Path) -> tuple[list[str], frozenset[str]]:
     return list(own.requires or ()), frozenset(own.metadata.get_all("Provides-Extra") or ()) - {_NOT_AN_EXTRA}
 
 
-def _wanted(requirement: str, extras: frozenset[str]) -> tuple[str, frozenset[str]] | None:
+def _parse_requirement(requirement: str, extras: frozenset[str]) -> tuple[str, frozenset[str]] | None:
     """The name and the extras that a requirement asks for; None where it belongs to an extra that nobody asked for.
 
     Its other conditions need no look: what they leave out is not installed, or counts as well.
@@ -393,10 +393,10 @@ def _wanted(requirement: str, extras: frozenset[str]) -> tuple[str, frozenset[st
     named = _EXTRA.findall(condition)
     if found is None or (named and extras.isdisjoint(named)):
         return None
-    return _normal(found[1]), frozenset(one.strip() for one in (found[2] or "").split(",") if one.strip())
+    return _normal_name(found[1]), frozenset(one.strip() for one in (found[2] or "").split(",") if one.strip())
 
 
-def _installed(name: str) -> tuple[str, list[str]] | None:
+def _find_distribution(name: str) -> tuple[str, list[str]] | None:
     """The version and the requirements of a distribution; None where it is not installed."""
     try:
         found = metadata.distribution(name)
@@ -410,5 +410,5 @@ def _installed(name: str) -> tuple[str, list[str]] | None:
     return version.strip(), [line[15:] for line in head.split("\n") if line.startswith("Requires-Dist: ")]
 
 
-def _normal(name: str) -> str:
+def _normal_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()

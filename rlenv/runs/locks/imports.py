@@ -58,14 +58,14 @@ def imported_by(file: Path) -> Imports:
     file = file.resolve()
     walk = _Walk(file.parent)
     walk.follow([(file, _Home(file.parent, file.parent))])
-    return walk.told(without=file)
+    return walk.to_imports(without=file)
 
 
 def imported_for(name: str, *, names: Sequence[str] = ()) -> Imports:
     """The files that importing the module `name` runs, as `from name import names` would."""
     walk = _Walk(None)
-    walk.follow(walk.absolute(_Import(0, name, tuple(names)), own=""))
-    return walk.told()
+    walk.follow(walk.find_absolute(_Import(0, name, tuple(names)), own=""))
+    return walk.to_imports()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class _Walk:
         self._files: dict[Path, str] = {}
         self._installed: set[str] = set()
 
-    def told(self, *, without: Path | None = None) -> Imports:
+    def to_imports(self, *, without: Path | None = None) -> Imports:
         files = {place: path for path, place in self._files.items() if path != without}
         return Imports(dict(sorted(files.items())), frozenset(self._installed))
 
@@ -102,23 +102,24 @@ class _Walk:
             file, home = waiting.pop()
             if file not in self._files:
                 self._files[file] = file.relative_to(home.folder).as_posix()
-                for one in _imports(file):
-                    waiting += self._relative(one, file, home) if one.level else self._absolute(one, file, home)
+                for one in _imports_in(file):
+                    files_of = self._relative_files if one.level else self._absolute_files
+                    waiting += files_of(one, file, home)
 
-    def _relative(self, one: _Import, file: Path, home: _Home) -> Iterator[_Found]:
+    def _relative_files(self, one: _Import, file: Path, home: _Home) -> Iterator[_Found]:
         folder = file.parent
         for _ in range(one.level - 1):
             folder = folder.parent
         if folder.is_relative_to(home.top):  # else Python refuses it
-            yield from _below([str(folder)], one, home)
+            yield from _files_below([str(folder)], one, home)
 
-    def _absolute(self, one: _Import, file: Path, home: _Home) -> Iterator[_Found]:
+    def _absolute_files(self, one: _Import, file: Path, home: _Home) -> Iterator[_Found]:
         if home.folder != self._beside:
-            return self.absolute(one, own=None)
+            return self.find_absolute(one, own=None)
         parts = file.relative_to(home.folder).with_suffix("").parts
-        return self.absolute(one, own=parts[0] if parts[1:] in ((), ("__init__",)) else "")
+        return self.find_absolute(one, own=parts[0] if parts[1:] in ((), ("__init__",)) else "")
 
-    def absolute(self, one: _Import, *, own: str | None) -> Iterator[_Found]:
+    def find_absolute(self, one: _Import, *, own: str | None) -> Iterator[_Found]:
         """The files that an absolute import runs.
 
         Args:
@@ -126,16 +127,16 @@ class _Walk:
         """
         top = one.name.partition(".")[0]
         if own is not None and self._beside is not None and is_meant_beside(top, folder=self._beside, own=own):
-            yield from _below([str(self._beside)], one, _Home(self._beside, self._beside))
+            yield from _files_below([str(self._beside)], one, _Home(self._beside, self._beside))
         elif top not in sys.stdlib_module_names and top not in _OURS:
-            for place in _places(top):
+            for place in _module_paths(top):
                 if _INSTALLED.isdisjoint(place.parts):
-                    yield from _below([str(place.parent)], one, _Home(place.parent, place.parent / top))
+                    yield from _files_below([str(place.parent)], one, _Home(place.parent, place.parent / top))
                 else:
                     self._installed.add(top)
 
 
-def _places(top: str) -> list[Path]:
+def _module_paths(top: str) -> list[Path]:
     """The file or the folders of a module on Python's path, which may be imported already."""
     try:
         spec = importlib.util.find_spec(top)
@@ -148,7 +149,7 @@ def _places(top: str) -> list[Path]:
     return [Path(spec.origin)] if spec.has_location and spec.origin else []
 
 
-def _below(folders: Sequence[str], one: _Import, home: _Home) -> Iterator[_Found]:
+def _files_below(folders: Sequence[str], one: _Import, home: _Home) -> Iterator[_Found]:
     """The files that importing `one` from these folders runs: each package on the way, the module, and its names."""
     file = None
     for part in one.name.split(".") if one.name else ():
@@ -159,47 +160,47 @@ def _below(folders: Sequence[str], one: _Import, home: _Home) -> Iterator[_Found
         if file is not None:
             yield file, home
         folders = list(spec.submodule_search_locations or ())
-    names = [*one.names, *(_listed(file) if file is not None and "*" in one.names else ())]
+    names = [*one.names, *(_exported_names(file) if file is not None and "*" in one.names else ())]
     for name in names if folders else ():
         spec = find_below(name, folders)
         if spec is not None and spec.has_location and spec.origin:
             yield Path(spec.origin), home
 
 
-def _tree(file: Path) -> ast.AST:
+def _parse_file(file: Path) -> ast.AST:
     try:
         return ast.parse(file.read_bytes()) if file.suffix == ".py" else ast.Module([], [])
     except (OSError, SyntaxError, ValueError, RecursionError):
         return ast.Module([], [])
 
 
-def _imports(file: Path) -> Iterator[_Import]:
-    for node in ast.walk(_tree(file)):
+def _imports_in(file: Path) -> Iterator[_Import]:
+    for node in ast.walk(_parse_file(file)):
         if isinstance(node, ast.Import):
             yield from (_Import(0, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield _Import(node.level, node.module or "", tuple(alias.name for alias in node.names))
-        elif isinstance(node, ast.Call) and node.args and _called(node.func) in _CALLS:
+        elif isinstance(node, ast.Call) and node.args and _name_of(node.func) in _CALLS:
             given = getattr(node.args[0], "value", None)
             if isinstance(given, str) and (name := given.lstrip(".")):
                 yield _Import(len(given) - len(name), name)
 
 
-def _called(function: ast.AST) -> Any:
+def _name_of(function: ast.AST) -> Any:
     return getattr(function, "attr", getattr(function, "id", None))
 
 
-def _listed(file: Path) -> list[str]:
+def _exported_names(file: Path) -> list[str]:
     """The names in a package's `__all__`, as far as they are written out: a star imports the modules among them."""
     lists = [
         node.value
-        for node in ast.walk(_tree(file))
-        if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)) and "__all__" in map(_called, _set(node))
+        for node in ast.walk(_parse_file(file))
+        if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)) and "__all__" in map(_name_of, _targets(node))
     ]
     return [one.value for held in lists if held for one in ast.walk(held) if _is_text(one)]  # type: ignore[attr-defined]
 
 
-def _set(node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> list[ast.expr]:
+def _targets(node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> list[ast.expr]:
     return node.targets if isinstance(node, ast.Assign) else [node.target]
 
 
@@ -215,10 +216,10 @@ def entry_files(loaded: LoadedSpec, path: str, entry: Any, *, say: Say | None = 
     them.
     """
     found: dict[str, str] = {}
-    for keys, text, base in _named(loaded, path, entry):
+    for keys, text, base in _named_texts(loaded, path, entry):
         imports = _imports_of(keys, text, base)
         if imports is not None:
-            _, where = _target(keys, text)
+            _, where = _split_target(keys, text)
             found |= _target_file(text, where, base) if where else {}
             found |= {
                 f"{place} (imported by {where or text})": file_sha256(file, say=say)
@@ -229,17 +230,17 @@ def entry_files(loaded: LoadedSpec, path: str, entry: Any, *, say: Say | None = 
         elif is_file(base / text):
             found[text] = file_sha256(base / text, say=say)
             if getattr(entry, "kind", "") == "agent" and keys == ("spec",):
-                found |= _nested(text, base / text, say)
+                found |= _nested_files(text, base / text, say)
     return found
 
 
 def installed_by(loaded: LoadedSpec, path: str, entry: Any) -> set[str]:
     """The first names of the installed modules that the functions and scripts of an entry import."""
-    found = (_imports_of(keys, text, base) for keys, text, base in _named(loaded, path, entry))
+    found = (_imports_of(keys, text, base) for keys, text, base in _named_texts(loaded, path, entry))
     return {name for one in found if one is not None for name in one.installed}
 
 
-def _named(loaded: LoadedSpec, path: str, entry: Any) -> Iterator[tuple[tuple[str, ...], str, Path]]:
+def _named_texts(loaded: LoadedSpec, path: str, entry: Any) -> Iterator[tuple[tuple[str, ...], str, Path]]:
     """The texts of an entry that may name a file, with their keys and the folder that they are relative to."""
     content = entry.model_dump(by_alias=True) if isinstance(entry, Spec) else entry
     for keys, text in ((tuple(map(str, at)), text) for at, text in strings_in(content, ()) if at):
@@ -252,7 +253,7 @@ def _named(loaded: LoadedSpec, path: str, entry: Any) -> Iterator[tuple[tuple[st
             yield keys, text, loaded.base_of(".".join((path, *keys)))
 
 
-def _nested(written: str, path: Path, say: Say | None) -> dict[str, str]:
+def _nested_files(written: str, path: Path, say: Say | None) -> dict[str, str]:
     """The content of an agent's spec, and the files that its entries name."""
     inner = load_spec(path)
     found = {f"{written} (content)": inner.digest}
@@ -263,7 +264,7 @@ def _nested(written: str, path: Path, say: Say | None) -> dict[str, str]:
     return found
 
 
-def _target(keys: tuple[str, ...], text: str) -> tuple[str, str]:
+def _split_target(keys: tuple[str, ...], text: str) -> tuple[str, str]:
     """The function and the file or module of `file.py:function` or `module:function`; both "" where it is neither."""
     where, _, name = text.rpartition(":")
     is_one = name.isidentifier() and (where.endswith(".py") or (keys[-1] in _FUNCTION_KEYS and " " not in where))
@@ -272,7 +273,7 @@ def _target(keys: tuple[str, ...], text: str) -> tuple[str, str]:
 
 def _imports_of(keys: tuple[str, ...], text: str, base: Path) -> Imports | None:
     """The imports of a function or a script; None where a text names neither."""
-    name, where = _target(keys, text)
+    name, where = _split_target(keys, text)
     if where and not where.endswith(".py"):
         return imported_for(where, names=(name,))
     file = base / (where or text)

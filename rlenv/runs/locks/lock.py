@@ -29,10 +29,10 @@ from rlenv._base.paths import draft_of, read_file
 from rlenv.episodes.environment import Environment
 from rlenv.errors import RlenvError, UsageError
 from rlenv.runs.locks import parts
-from rlenv.runs.locks.files import UNREADABLE, Code, Say, canonical, kept, machine, packages
+from rlenv.runs.locks.files import UNREADABLE, Code, Say, json_bytes, machine_facts, package_versions, to_lock
 
-__all__ = ["FOLDER", "SECTIONS", "Lock", "LockEntry", "changed_since", "check_resumed", "diff", "entries", "lock_of"]
-__all__ += ["last_of", "locks_of", "read_lock"]
+__all__ = ["FOLDER", "SECTIONS", "Lock", "LockEntry", "changed_since", "check_resumed", "diff", "last_of"]
+__all__ += ["lock_entries", "lock_of", "locks_of", "read_lock"]
 
 FOLDER: Final = "locks"
 _FORMAT: Final = 1
@@ -44,9 +44,9 @@ _FILE: Final = re.compile(r"[0-9a-f]{12}\.json")
 class Lock:
     """The causes of an episode. Every section holds JSON without nulls; digests are SHA-256, hexadecimal.
 
-    No secret stands in a lock: see `rlenv.runs.locks.files.kept`. `host` (for people: the host's name, the spec's path,
-    the working directory) and `started` (seconds since the epoch) are no part of its hash, and nothing else names a
-    place or a time.
+    No secret stands in a lock: see `rlenv.runs.locks.files.to_lock`. `host` (for people: its name, the spec's path, the
+    working directory) and `started` (seconds since the epoch) are no part of its hash, and nothing else names a place
+    or a time.
     """
 
     rlenv: Mapping[str, Any] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Lock:
     def hash12(self) -> str:
         """12 hexadecimal digits; equal for equal content of all sections, in whatever order their keys stand."""
         held = {key: value for key, value in self.as_dict().items() if key not in _NOT_HASHED}
-        return hashlib.sha256(canonical(held)).hexdigest()[:12]
+        return hashlib.sha256(json_bytes(held)).hexdigest()[:12]
 
     def as_dict(self) -> dict[str, Any]:
         """As its file holds it."""
@@ -147,39 +147,39 @@ def lock_of(
         SpecError: the rows of a split cannot be read.
     """
     splits = tuple(environment.spec.tasks if splits is None else splits)
-    python, system = machine()
+    python, system = machine_facts()
     with Code() as code:
-        sections = _sections(environment, splits, say)
+        sections = _make_sections(environment, splits, say)
         sections["rlenv"] = code.section()
     sections |= {
-        "tokenizer": parts.tokenizer(tokenizer),
-        "policy": kept(policy or {}, hides=True),
-        "play": {"seed": seed, "seeds": seeds, "k": k, **parts.limits(environment, splits)},
+        "tokenizer": parts.lock_tokenizer(tokenizer),
+        "policy": to_lock(policy or {}, hides=True),
+        "play": {"seed": seed, "seeds": seeds, "k": k, **parts.lock_limits(environment, splits)},
         "machine": {"python": python, "platform": system},
-        "trainer": kept(trainer or {}, hides=True),
+        "trainer": to_lock(trainer or {}, hides=True),
     }
     spec = environment.address or str(environment.loaded.path)
     host = {"name": socket.gethostname(), "spec": spec, "cwd": os.getcwd()}
-    return Lock(**{name: kept(section) for name, section in sections.items()}, host=kept(host), started=time.time())
+    return Lock(**{name: to_lock(part) for name, part in sections.items()}, host=to_lock(host), started=time.time())
 
 
-def _sections(environment: Environment, splits: Sequence[str], say: Say | None) -> dict[str, Any]:
+def _make_sections(environment: Environment, splits: Sequence[str], say: Say | None) -> dict[str, Any]:
     data, resources, images, tests = parts.data_and_files(environment, splits, say=say)
     return {
-        "spec": parts.spec(environment),
+        "spec": parts.lock_spec(environment),
         "data": data,
-        "prompts": {**parts.prompts(environment, splits), "image_files": images},
-        "tools": parts.tools(environment, say=say),
+        "prompts": {**parts.lock_prompts(environment, splits), "image_files": images},
+        "tools": parts.lock_tools(environment, say=say),
         "resources": resources,
-        "user": parts.user(environment, say=say),
-        "rewards": parts.rewards(environment, tests=tests, say=say),
-        "dialect": parts.dialect(environment, say=say),
-        "endpoints": parts.endpoints(environment),
-        "packages": packages(parts.distributions(environment)),
+        "user": parts.lock_user(environment, say=say),
+        "rewards": parts.lock_rewards(environment, tests=tests, say=say),
+        "dialect": parts.lock_dialect(environment, say=say),
+        "endpoints": parts.lock_endpoints(environment),
+        "packages": package_versions(parts.distributions(environment)),
     }
 
 
-def entries(lock: Lock) -> dict[tuple[str, str], Any]:
+def lock_entries(lock: Lock) -> dict[tuple[str, str], Any]:
     """The values of a lock by section and dotted key; lists and empty mappings count as values."""
 
     def visit(value: Any, key: str) -> Iterator[tuple[str, Any]]:
@@ -198,19 +198,19 @@ def diff(a: Lock, b: Lock) -> tuple[LockEntry, ...]:
 
     What could not be read on both sides is among them, with UNREADABLE (`rlenv.runs.locks.files`) as both values.
     """
-    mine, theirs = entries(a), entries(b)
+    mine, theirs = lock_entries(a), lock_entries(b)
     order = {section: index for index, section in enumerate(SECTIONS)}
     places = sorted(mine.keys() | theirs.keys(), key=lambda place: (order[place[0]], place[1]))
     return tuple(
-        LockEntry(*place, mine.get(place), theirs.get(place)) for place in places if _differ(place, mine, theirs)
+        LockEntry(*place, mine.get(place), theirs.get(place)) for place in places if _is_different(place, mine, theirs)
     )
 
 
-def _differ(place: tuple[str, str], a: Mapping[tuple[str, str], Any], b: Mapping[tuple[str, str], Any]) -> bool:
+def _is_different(place: tuple[str, str], a: Mapping[tuple[str, str], Any], b: Mapping[tuple[str, str], Any]) -> bool:
     # As they are hashed: to Python 1 and True are one.
     if a.get(place) == b.get(place) == UNREADABLE:
         return True
-    return (place in a) is not (place in b) or canonical(a[place]) != canonical(b[place])
+    return (place in a) is not (place in b) or json_bytes(a[place]) != json_bytes(b[place])
 
 
 def read_lock(path: str | Path) -> Lock:
@@ -221,7 +221,7 @@ def read_lock(path: str | Path) -> Lock:
     """
     path = Path(path)
     try:
-        canonical(held := json.loads(read_file(path, most=_MOST_BYTES)))  # which no number beyond a float's range has
+        json_bytes(held := json.loads(read_file(path, most=_MOST_BYTES)))  # no number beyond a float's range has them
     except FileNotFoundError as error:
         raise UsageError(f"there is no lock at {path}") from error
     except (OSError, ValueError, RecursionError) as error:
@@ -282,7 +282,7 @@ def check_resumed(run: Path, before: str, lock: Lock) -> None:
     found = list(_differences(old, lock))
     if not found:
         return
-    said = "; ".join(f"{place}: {_short(a)} → {_short(b)}" for place, a, b in found[:_SHOWN])
+    said = "; ".join(f"{place}: {_short_text(a)} → {_short_text(b)}" for place, a, b in found[:_SHOWN])
     said += f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     rows = any(place.startswith("data.") for place, _, _ in found)
     hint = "name another folder" if rows else f"name another folder, or `rlenv rescore {run} --spec SPEC -o NEW`"
@@ -298,7 +298,7 @@ def _differences(old: Lock, new: Lock) -> Iterator[tuple[str, Any, Any]]:
             yield f"{one.section}.{one.key}", one.a, one.b
 
 
-def _short(value: Any) -> str:
+def _short_text(value: Any) -> str:
     text = "–" if value is None else str(value)
     return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 1]}…"
 

@@ -29,7 +29,7 @@ from rlenv.resources.sql.resource import SqlResource
 from rlenv.rewards.judge import JudgeMemberSpec, JudgeSpec
 from rlenv.rewards.rule import RuleSpec
 from rlenv.rewards.verify import ExpectSpec
-from rlenv.runs.locks.files import Say, digest_of, file_sha256, kept, path_sha256, rows_sha256, together
+from rlenv.runs.locks.files import Say, digest_of, file_sha256, files_digest, path_sha256, rows_sha256, to_lock
 from rlenv.runs.locks.imports import PATH_KEYS, entry_files, installed_by
 from rlenv.secrets import host_of, names_in, resolve
 from rlenv.tasks.rows import Tasks
@@ -46,7 +46,7 @@ def text_sha256(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def spec(environment: Environment) -> dict[str, Any]:
+def lock_spec(environment: Environment) -> dict[str, Any]:
     """The spec's name, its content, the text of each of its files, and what `--set` replaced.
 
     Files are told by name alone, the spec's own as `spec`: where a checkout stands is no part of it.
@@ -62,7 +62,7 @@ def spec(environment: Environment) -> dict[str, Any]:
     # Told as text where nothing is set: a lock holds no nulls.
     given = {key: loaded.document.get(key) for key in loaded.document.overridden}
     shown = {key: "null" if value is None else value for key, value in given.items()}
-    return {"id": environment.id, "digest": loaded.digest, "sources": sources, "set": kept(shown, hides=True)}
+    return {"id": environment.id, "digest": loaded.digest, "sources": sources, "set": to_lock(shown, hides=True)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class _Filled:
             return  # the episode of such a row fails, and says so; or it reads a resource, and none is opened
 
     def files(self) -> dict[str, str]:
-        return self.found if len(self.found) <= _MOST_LISTED else {f"{len(self.found)} files": together(self.found)}
+        return self.found if len(self.found) <= _MOST_LISTED else {f"{len(self.found)} files": files_digest(self.found)}
 
 
 def data_and_files(
@@ -97,7 +97,7 @@ def data_and_files(
     loaded = environment.loaded
     filled = {
         name: [
-            _filled(loaded, f"resources.{name}.{key}", compile_template(value), say)
+            _fill_template(loaded, f"resources.{name}.{key}", compile_template(value), say)
             for key in (*PATH_KEYS, "image")
             if isinstance(value := getattr(entry, key, None), str)
             and (key == "image" or not compile_template(value).is_constant)
@@ -105,11 +105,11 @@ def data_and_files(
         for name, entry in environment.spec.resources.items()
     }
     images = [
-        _filled(loaded, f"prompt.images.{index}", template, say)
+        _fill_template(loaded, f"prompt.images.{index}", template, say)
         for index, template in enumerate(environment.parts.images)
     ]
     tests = {
-        name: _filled(loaded, f"rewards.{name}.tests", compile_template(folder), say)
+        name: _fill_template(loaded, f"rewards.{name}.tests", compile_template(folder), say)
         for name, entry in environment.spec.rewards.items()
         if isinstance(folder := getattr(entry, "tests", None), str)
     }
@@ -148,7 +148,7 @@ def _said_by(*argv: str) -> str:
     return subprocess.run(argv, capture_output=True, text=True, check=False).stdout.strip()
 
 
-def _filled(loaded: LoadedSpec, key: str, template: Template, say: Say | None) -> _Filled:
+def _fill_template(loaded: LoadedSpec, key: str, template: Template, say: Say | None) -> _Filled:
     constants = loaded.spec.vars
     find = finder(template, base=loaded.base_of(key), roots=loaded.roots, vars=constants)
     if key.endswith(".image"):  # a machine's: a folder of files, whose links lead nowhere here
@@ -160,7 +160,7 @@ def _filled(loaded: LoadedSpec, key: str, template: Template, say: Say | None) -
     return _Filled(template, find, constants, say)
 
 
-def prompts(environment: Environment, splits: Sequence[str]) -> dict[str, Any]:
+def lock_prompts(environment: Environment, splits: Sequence[str]) -> dict[str, Any]:
     """The templates, the schemas of all tools in their order, and the messages that row 0 of each split begins with.
 
     `rendered` has no entry for a split whose prompt cannot be written before an episode runs: it reads a resource that
@@ -180,22 +180,22 @@ def prompts(environment: Environment, splits: Sequence[str]) -> dict[str, Any]:
         found["images"] = [text_sha256(text) for text in prompt.images]
     if observation.template is not None:
         found["observation"] = text_sha256(observation.template)
-    rendered = {split: _rendered(environment, split) for split in splits}
+    rendered = {split: _render_prompt(environment, split) for split in splits}
     found["rendered"] = {split: sha256 for split, sha256 in rendered.items() if sha256}
     return found
 
 
-def _rendered(environment: Environment, split: str) -> str:
+def _render_prompt(environment: Environment, split: str) -> str:
     try:
         row = environment.tasks(split)[0]
-        messages = environment.prompt(row, _databases(environment, row))
+        messages = environment.prompt(row, _prompt_databases(environment, row))
     except RlenvError:
         return ""
     images = [[[image.mime, image.base64] for image in one.images] for one in messages]
     return digest_of([[one.role, one.content, shown] for one, shown in zip(messages, images, strict=True)])
 
 
-def _databases(environment: Environment, row: Mapping[str, Any]) -> dict[str, Any]:
+def _prompt_databases(environment: Environment, row: Mapping[str, Any]) -> dict[str, Any]:
     """The part of the databases that a prompt names and sees; they are looked at and not opened."""
     parts = environment.parts
     templates = (*parts.prompted, *parts.images)
@@ -209,7 +209,7 @@ def _databases(environment: Environment, row: Mapping[str, Any]) -> dict[str, An
     return found
 
 
-def tools(environment: Environment, *, say: Say | None) -> dict[str, Any]:
+def lock_tools(environment: Environment, *, say: Say | None) -> dict[str, Any]:
     """Each tool that the model sees: what it is made of, its schema, its entry, the files of that, its server."""
     entries = environment.spec.tools
     files = {name: entry_files(environment.loaded, f"tools.{name}", entry, say=say) for name, entry in entries.items()}
@@ -230,7 +230,7 @@ def tools(environment: Environment, *, say: Say | None) -> dict[str, Any]:
     }
 
 
-def rewards(environment: Environment, *, tests: Mapping[str, dict[str, str]], say: Say | None) -> dict[str, Any]:
+def lock_rewards(environment: Environment, *, tests: Mapping[str, dict[str, str]], say: Say | None) -> dict[str, Any]:
     """Each term: its weight, its entry, the files of that, and of a judge the models, their prompts and sampling."""
     found: dict[str, Any] = {}
     for name, entry in environment.spec.rewards.items():
@@ -239,13 +239,13 @@ def rewards(environment: Environment, *, tests: Mapping[str, dict[str, str]], sa
         if rule := getattr(entry, "rule", None):
             found[name]["rule"] = rule
         if isinstance(entry, RuleSpec) or gold_key(entry):
-            found[name]["asks"] = kept(_asks(entry))
+            found[name]["asks"] = to_lock(_expected_values(entry))
         if isinstance(entry, JudgeSpec):
-            found[name]["judges"] = _judges(environment, entry)
+            found[name]["judges"] = _judge_entries(environment, entry)
     return found
 
 
-def _asks(entry: RewardSpec) -> dict[str, Any]:
+def _expected_values(entry: RewardSpec) -> dict[str, Any]:
     """The short values that a term measures the policy against, so that a record can say what was expected."""
     given = {name: getattr(entry, name) for name in _ASKED if getattr(entry, name, None) is not None}
     if kind_of("rewards", entry).of_calls:  # its evidence names the call that is missing
@@ -255,7 +255,7 @@ def _asks(entry: RewardSpec) -> dict[str, Any]:
     return {name: value for name, value in given.items() if len(str(value)) <= _LONGEST_ASKED}
 
 
-def _judges(environment: Environment, entry: JudgeSpec) -> dict[str, Any]:
+def _judge_entries(environment: Environment, entry: JudgeSpec) -> dict[str, Any]:
     members = entry.judges or (JudgeMemberSpec(endpoint=entry.endpoint or ""),)
     found = {}
     for index, member in enumerate(members):
@@ -264,18 +264,18 @@ def _judges(environment: Environment, entry: JudgeSpec) -> dict[str, Any]:
             "endpoint": member.endpoint,
             "model": endpoint.model,
             "prompt": text_sha256(member.prompt or entry.prompt),
-            "sampling": _over(endpoint.sampling, member.sampling or entry.sampling),
+            "sampling": _overlay_sampling(endpoint.sampling, member.sampling or entry.sampling),
         }
     return found
 
 
-def _over(below: SamplingSpec, above: SamplingSpec) -> dict[str, Any]:
+def _overlay_sampling(below: SamplingSpec, above: SamplingSpec) -> dict[str, Any]:
     both = {**below.model_dump(exclude_none=True), **above.model_dump(exclude_none=True, exclude_unset=True)}
-    found: dict[str, Any] = kept(both, hides=True)
+    found: dict[str, Any] = to_lock(both, hides=True)
     return found
 
 
-def user(environment: Environment, *, say: Say | None) -> dict[str, Any]:
+def lock_user(environment: Environment, *, say: Say | None) -> dict[str, Any]:
     """The simulated user: its entry, the files of that, and the model that plays it; empty without one."""
     entry = environment.spec.user
     if entry is None:
@@ -286,7 +286,7 @@ def user(environment: Environment, *, say: Say | None) -> dict[str, Any]:
     return found if endpoint is None else {**found, "model": endpoint.model}
 
 
-def dialect(environment: Environment, *, say: Say | None) -> dict[str, Any]:
+def lock_dialect(environment: Environment, *, say: Say | None) -> dict[str, Any]:
     """The dialect's name, its whole row, and the chat template that the spec gives it."""
     given, made = environment.spec.dialect, environment.parts.dialect
     row = getattr(made, "spec", None)
@@ -297,7 +297,7 @@ def dialect(environment: Environment, *, say: Say | None) -> dict[str, Any]:
     return found
 
 
-def endpoints(environment: Environment) -> dict[str, Any]:
+def lock_endpoints(environment: Environment) -> dict[str, Any]:
     """Each server that the spec names: the model and its sampling, and the host alone of its address.
 
     A model that a variable names stands by that name, and by the digest of what it is.
@@ -306,14 +306,14 @@ def endpoints(environment: Environment) -> dict[str, Any]:
         name: {
             "model": entry.model,
             "host": host_of(entry.base_url),
-            "sampling": kept(entry.sampling, hides=True),
-            **_resolved(entry),
+            "sampling": to_lock(entry.sampling, hides=True),
+            **_model_digest(entry),
         }
         for name, entry in environment.spec.endpoints.items()
     }
 
 
-def _resolved(entry: EndpointSpec) -> dict[str, str]:
+def _model_digest(entry: EndpointSpec) -> dict[str, str]:
     if not names_in(entry.model):
         return {}
     try:
@@ -322,7 +322,7 @@ def _resolved(entry: EndpointSpec) -> dict[str, str]:
         return {}
 
 
-def limits(environment: Environment, splits: Sequence[str]) -> dict[str, Any]:
+def lock_limits(environment: Environment, splits: Sequence[str]) -> dict[str, Any]:
     """The limits of an episode, the handling of calls, results and answers, the success, and the shuffling of rows."""
     spec = environment.spec
     shuffled = {split: spec.tasks[split].shuffle for split in splits}
@@ -336,7 +336,7 @@ def limits(environment: Environment, splits: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def tokenizer(bound: Any) -> dict[str, Any]:
+def lock_tokenizer(bound: Any) -> dict[str, Any]:
     """The tokenizer that is bound, as `rlenv.tokens.bound` or transformers give it: its file, and its chat template.
 
     The file is the `tokenizer.json` in its place or in the hub's cache; the text that the tokenizer writes itself is
@@ -383,12 +383,12 @@ def distributions(environment: Environment) -> set[str]:
         for point in entry_points(group=f"rlenv.{group}", name=name)
     ]
     found = {point.dist.name for point in points if point.dist is not None}
-    imported = {name for path, entry in _entries(spec) for name in installed_by(environment.loaded, path, entry)}
+    imported = {name for path, entry in _code_entries(spec) for name in installed_by(environment.loaded, path, entry)}
     by_module = packages_distributions() if imported else {}
     return found.union(*(by_module.get(name, ()) for name in imported))
 
 
-def _entries(spec: EnvSpec) -> Iterator[tuple[str, Any]]:
+def _code_entries(spec: EnvSpec) -> Iterator[tuple[str, Any]]:
     """The values that may name functions and scripts, with their keys."""
     for group in ("tools", "resources", "rewards"):
         for name, entry in getattr(spec, group).items():

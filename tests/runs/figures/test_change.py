@@ -14,19 +14,19 @@ import numpy as np
 import pytest
 
 from rlenv.errors import UsageError
-from rlenv.runs.figures import standard_error, student, wilson
+from rlenv.runs.figures import standard_error, student_quantile, wilson
 from rlenv.runs.figures.change import (
     LEVEL,
     Change,
     Spread,
-    agreeing,
+    fit_to_p,
     mcnemar,
-    needed,
     paired_change,
     paired_tasks,
     sign_flips,
     spread_of,
     spread_of_rate,
+    tasks_needed,
     unpaired_tasks,
 )
 
@@ -73,7 +73,7 @@ def test_a_change_has_the_clustered_error_and_leaves_out_what_is_not_known() -> 
     assert (change.pairs, change.tasks, change.invalid) == (3, 2, 2)
     assert change.change == pytest.approx(0.2)
     error = standard_error([(0.7, 2), (-0.1, 1)]) or 0.0
-    assert change.high == pytest.approx(0.2 + student(1) * error)
+    assert change.high == pytest.approx(0.2 + student_quantile(1) * error)
 
 
 def test_nothing_that_changed_leaves_what_so_many_tasks_cannot_rule_out() -> None:
@@ -107,7 +107,7 @@ def test_tasks_that_all_changed_alike_leave_the_interval_of_their_pairs() -> Non
     a, b = np.ones(20), np.array([1.0, 0.0] * 10)
     change = paired_change(a, b, np.arange(10).repeat(2), is_share=True)
     error = standard_error([(one, 1) for one in (b - a).tolist()]) or 0.0
-    assert change.low == pytest.approx(-0.5 - student(9) * error)
+    assert change.low == pytest.approx(-0.5 - student_quantile(9) * error)
     assert paired_change(a, b, np.arange(10).repeat(2)).low is None  # of a reward nothing says how much it may vary
 
 
@@ -144,7 +144,7 @@ def test_an_interval_leaves_out_0_where_and_only_where_p_says_so(kind: str) -> N
             b = b + shift * random.random(tasks).repeat(samples)
         p = sign_flips(a, b, places).p
         before = paired_change(a, b, places, is_share=kind == "successes")
-        after = agreeing(before, p)
+        after = fit_to_p(before, p)
         if before.low is None or before.high is None:
             assert after == before
             continue
@@ -161,7 +161,7 @@ def test_an_interval_leaves_out_0_where_and_only_where_p_says_so(kind: str) -> N
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_p_at_the_level_is_no_change(sign: int) -> None:
     low, high = sorted((0.1 * sign, 0.5 * sign))
-    found = agreeing(Change(0.0, 0.3 * sign, 0.3 * sign, low, high), LEVEL)
+    found = fit_to_p(Change(0.0, 0.3 * sign, 0.3 * sign, low, high), LEVEL)
     assert found.low is not None
     assert found.high is not None
     assert found.low <= 0 <= found.high
@@ -210,7 +210,7 @@ def test_so_many_tasks_show_the_difference_four_times_of_five() -> None:
 
 def test_a_pilot_in_which_nothing_varies_says_nothing() -> None:
     none = Spread(0.0, 0.0, 0.0)
-    found = needed([1, 4], difference=0.05, runs=(none, none), change=none)
+    found = tasks_needed([1, 4], difference=0.05, runs=(none, none), change=none)
     assert [(one.unpaired, one.paired) for one in found] == [(None, None)] * 2
 
 
@@ -223,7 +223,7 @@ def test_changes_near_certainty_are_held_though_none_was_seen_to_one_side(better
         ways = math.comb(tasks, fixed) * math.comb(tasks - fixed, broken)
         a = np.array([0.0] * fixed + [1.0] * broken + [1.0] * same)
         b = np.array([1.0] * fixed + [0.0] * broken + [1.0] * same)
-        found = agreeing(paired_change(a, b, np.arange(tasks), is_share=True), mcnemar(fixed, broken))
+        found = fit_to_p(paired_change(a, b, np.arange(tasks), is_share=True), mcnemar(fixed, broken))
         assert found.low is not None
         assert found.high is not None
         if found.low <= better - worse <= found.high:

@@ -17,14 +17,14 @@ import pytest
 
 from rlenv.runs.figures import (
     clopper_pearson_upper,
-    clustered,
     clustered_counts,
+    clustered_interval,
     mean_interval,
     mean_of_parts,
     pass_curve,
     score_interval,
     standard_error,
-    student,
+    student_quantile,
     wilson,
 )
 from rlenv.runs.figures.change import sign_flips
@@ -36,7 +36,7 @@ EXACT = 1e-9
 
 def test_students_quantile_is_scipys() -> None:
     for freedom, quantile in REFERENCE["student"]:
-        assert student(freedom) == pytest.approx(quantile, abs=EXACT, rel=0), freedom
+        assert student_quantile(freedom) == pytest.approx(quantile, abs=EXACT, rel=0), freedom
 
 
 def test_wilsons_interval_is_that_of_statsmodels() -> None:
@@ -54,23 +54,23 @@ def test_standard_errors_are_those_of_a_clustered_regression() -> None:
 
 
 def test_with_one_sample_a_task_a_share_has_wilsons_interval() -> None:
-    assert clustered([[True]] * 7 + [[False]] * 13) == pytest.approx(wilson(7, 20))
+    assert clustered_interval([[True]] * 7 + [[False]] * 13) == pytest.approx(wilson(7, 20))
 
 
 def test_samples_that_agree_are_worth_one_and_an_estimated_spread_takes_students_quantile() -> None:
     alike = [[index % 2 == 0] * 16 for index in range(20)]
-    assert clustered(alike) == pytest.approx(wilson(10, 20, quantile=student(19)))
-    assert clustered([[True, False]] * 20) == pytest.approx(wilson(20, 40, quantile=student(19)))
+    assert clustered_interval(alike) == pytest.approx(wilson(10, 20, quantile=student_quantile(19)))
+    assert clustered_interval([[True, False]] * 20) == pytest.approx(wilson(20, 40, quantile=student_quantile(19)))
     # Where all succeed nothing says how alike samples are: they count as one a task.
-    assert clustered([[True] * 16] * 100) == pytest.approx(wilson(100, 100))
-    assert clustered([[], []]) == (0.0, 1.0)
+    assert clustered_interval([[True] * 16] * 100) == pytest.approx(wilson(100, 100))
+    assert clustered_interval([[], []]) == (0.0, 1.0)
 
 
 def test_samples_of_one_task_are_one_trial_whatever_they_say() -> None:
-    assert clustered([[True, False] * 8]) == clustered([[True, False]])
-    low, high = clustered([[True, False] * 500])
+    assert clustered_interval([[True, False] * 8]) == clustered_interval([[True, False]])
+    low, high = clustered_interval([[True, False] * 500])
     assert high - low > 0.9
-    assert clustered([[True] * 1_000]) == pytest.approx((0.025, 1.0))
+    assert clustered_interval([[True] * 1_000]) == pytest.approx((0.025, 1.0))
 
 
 @pytest.mark.parametrize("tasks", [5, 20, 100, 500])
@@ -90,11 +90,13 @@ def test_a_rate_near_a_bound_is_held_nine_times_of_ten(tasks: int) -> None:
 
 def test_a_reward_of_0_and_1_has_the_interval_of_the_success_rate() -> None:
     groups = [[1.0, 0.0], [1.0, 1.0], [0.0, 0.0], [1.0, 1.0]]
-    share = clustered([[bool(one) for one in group] for group in groups])
+    share = clustered_interval([[bool(one) for one in group] for group in groups])
     assert mean_interval(groups) == pytest.approx(share)
     # Of two other values nothing says that there are no more: at least Student's.
     scaled = mean_interval([[3 * one - 1 for one in group] for group in groups]) or (0.0, 0.0)
-    half = student(3) * (standard_error([(3 * sum(group) - len(group), len(group)) for group in groups]) or 0.0)
+    half = student_quantile(3) * (
+        standard_error([(3 * sum(group) - len(group), len(group)) for group in groups]) or 0.0
+    )
     assert scaled == pytest.approx(((3 * 5 / 8 - 1) - half, (3 * 5 / 8 - 1) + half))
 
 
@@ -103,8 +105,8 @@ def test_a_mean_interval_is_the_same_upside_down_and_leaves_what_was_seen_where_
     low, high = mean_interval(groups) or (0.0, 0.0)
     error = standard_error([(sum(group), len(group)) for group in groups]) or 0.0
     middle = sum(map(sum, groups)) / 8
-    assert high == pytest.approx(middle + student(3) * error)
-    assert low <= middle - student(3) * error
+    assert high == pytest.approx(middle + student_quantile(3) * error)
+    assert low <= middle - student_quantile(3) * error
     assert mean_interval([[-one for one in group] for group in groups]) == pytest.approx((-high, -low))
 
 
@@ -121,7 +123,7 @@ def test_a_mean_of_many_tasks_has_students_interval() -> None:
     groups = (random.normal(size=(4_000, 1)) + random.normal(size=(4_000, 3))).tolist()
     low, high = mean_interval(groups) or (0.0, 0.0)
     error = standard_error([(sum(group), len(group)) for group in groups]) or 0.0
-    assert (high - low) / 2 == pytest.approx(student(3_999) * error, rel=2e-3)
+    assert (high - low) / 2 == pytest.approx(student_quantile(3_999) * error, rel=2e-3)
 
 
 def test_nothing_that_varies_leaves_no_interval_of_a_mean() -> None:
@@ -230,11 +232,13 @@ def test_very_many_samples_have_figures_at_powers_of_two() -> None:
 def test_equal_tasks_leave_an_interval_as_wide_as_their_samples_do() -> None:
     one = pass_curve("at", [(4, 16)] * 20, samples=16)[4]
     assert one.interval is not None
-    assert one.interval == pytest.approx(wilson((one.value or 0) * 80, 80, quantile=student(19)))  # 20 · 16 / 4 choices
+    assert one.interval == pytest.approx(
+        wilson((one.value or 0) * 80, 80, quantile=student_quantile(19))
+    )  # 20 · 16 / 4 choices
 
 
 def test_no_trials_leave_the_whole_range() -> None:
     assert wilson(0, 0) == (0.0, 1.0)
-    assert clustered([]) == (0.0, 1.0)
-    assert clustered([[]]) == (0.0, 1.0)
+    assert clustered_interval([]) == (0.0, 1.0)
+    assert clustered_interval([[]]) == (0.0, 1.0)
     assert score_interval([], -2.0, 3.0) == (-2.0, 3.0)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rlenv.runs.figures.change import mcnemar, paired_change
-from rlenv.runs.figures.paired import compared, pairs
+from rlenv.runs.figures.paired import compare_runs, pairs
 from rlenv.runs.figures.snapshot import Snapshot
 from tests.support.runs import row, snapshot
 
@@ -44,7 +44,7 @@ def test_a_question_is_known_by_its_whole_prompt() -> None:
         own = [{**shown, "asked": f"digest {one}"} for one in order]
         return snapshot(*(row(at, task=at, seed=at, success=bool(one % 2), **own[at]) for at, one in enumerate(order)))
 
-    found = compared(run(range(9)), run((7, 6, 5, 4, 3, 2, 1, 0, 8)))
+    found = compare_runs(run(range(9)), run((7, 6, 5, 4, 3, 2, 1, 0, 8)))
     assert (found["renumbered"], found["asked_otherwise"]) == (8, 0)
     assert (found["success"]["fixed"], found["success"]["broken"]) == (0, 0)
 
@@ -53,7 +53,7 @@ def test_rows_that_came_and_went_have_no_partner_and_a_changed_one_is_said() -> 
     def run(*asked: str) -> Snapshot:
         return snapshot(*(row(at, task=at, seed=at, asked=one, mode="sampled") for at, one in enumerate(asked)))
 
-    found = compared(run("p", "q", "r", "s"), run("new", "p", "q", "S"))
+    found = compare_runs(run("p", "q", "r", "s"), run("new", "p", "q", "S"))
     assert (found["pairs"], found["renumbered"], found["asked_otherwise"]) == (3, 2, 1)
     assert found["unpaired"] == {"a": 1, "b": 1}
     assert found["unlike"] == ""
@@ -63,9 +63,9 @@ def test_of_several_environments_each_has_tasks_of_its_own() -> None:
     def run(*places: tuple[str, bool]) -> Snapshot:
         return snapshot(*(row(at, task=0, seed=5, environment=e, success=s) for at, (e, s) in enumerate(places)))
 
-    found = compared(run(("x", True), ("y", False)), run(("y", False), ("x", True)))
+    found = compare_runs(run(("x", True), ("y", False)), run(("y", False), ("x", True)))
     assert (found["pairs"], found["success"]["tasks"], found["success"]["change"]) == (2, 2, 0.0)
-    assert "A is of x, B of z" in compared(run(("x", True)), run(("z", True)))["unlike"]
+    assert "A is of x, B of z" in compare_runs(run(("x", True)), run(("z", True)))["unlike"]
 
 
 def test_of_one_task_at_several_steps_the_last_counts() -> None:
@@ -87,7 +87,7 @@ def test_what_changed_is_named() -> None:
 
     a = run((False, 0.0), (True, 1.0), (True, 0.5), (True, 0.5), (True, 1.0), (None, None))
     b = run((True, 1.0), (False, 0.0), (True, 0.9), (True, 0.1), (True, 1.0), (True, 1.0))
-    found = compared(a, b)  # type: ignore[arg-type]
+    found = compare_runs(a, b)  # type: ignore[arg-type]
     assert [one["kind"] for one in found["tasks"]] == ["broken", "fixed", "worse", "better", "same", "same"]
     assert found["pairs"] == 6
     success = found["success"]
@@ -108,7 +108,7 @@ def test_what_is_not_known_of_either_run_bounds_the_change(
     before: Sequence[bool | None], after: Sequence[bool | None], bounds: tuple[float, float]
 ) -> None:
     a, b = (snapshot(*(row(at, task=at, success=one) for at, one in enumerate(ends))) for ends in (before, after))
-    assert compared(a, b)["success"]["bounds"] == bounds
+    assert compare_runs(a, b)["success"]["bounds"] == bounds
 
 
 def test_tasks_stand_by_how_much_they_changed_with_their_question() -> None:
@@ -122,7 +122,7 @@ def test_tasks_stand_by_how_much_they_changed_with_their_question() -> None:
             )
         )
 
-    found = compared(run(0, 1, 0, 0, 1, 1, 0), run(1, 1, 1, 1, 1, 1, 0.25))  # type: ignore[arg-type]
+    found = compare_runs(run(0, 1, 0, 0, 1, 1, 0), run(1, 1, 1, 1, 1, 1, 0.25))  # type: ignore[arg-type]
     told = [(one["title"], one["kind"], one["success"]["change"], one["reward"]["change"]) for one in found["by_task"]]
     assert told == [("far", "fixed", 1.0, 1.0), ("near", "fixed", 0.5, 0.5), ("paid", "better", 0.0, 0.125),
                     ("same", "same", 0.0, 0.0)]  # fmt: skip
@@ -158,7 +158,7 @@ def test_samples_of_one_task_are_not_counted_as_independent() -> None:
 
 
 def test_runs_with_nothing_in_common_have_no_change() -> None:
-    found = compared(snapshot(row(0, asked="one")), snapshot(row(1, asked="another")))
+    found = compare_runs(snapshot(row(0, asked="one")), snapshot(row(1, asked="another")))
     assert (found["pairs"], found["success"]["change"], found["success"]["p"]) == (0, None, 1.0)
     assert found["unpaired"] == {"a": 1, "b": 1}
 
@@ -180,7 +180,7 @@ def test_a_pair_changed_by_its_success_where_both_are_known_or_else_by_its_rewar
     before: tuple[bool | None, float | None], after: tuple[bool | None, float | None], kind: str
 ) -> None:
     a, b = (snapshot(row(0, success=success, reward=reward)) for success, reward in (before, after))
-    assert [one["kind"] for one in compared(a, b)["tasks"]] == [kind]
+    assert [one["kind"] for one in compare_runs(a, b)["tasks"]] == [kind]
 
 
 def test_pairs_stand_in_the_order_of_their_tasks_however_they_were_paired() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rlenv.errors import UsageError
 from rlenv.runs import files
-from rlenv.runs.figures.query import COLUMNS, Query, QueryFault, ordered, parse, searched
+from rlenv.runs.figures.query import COLUMNS, Query, QueryFault, order_places, parse, search_records
 from tests.support.runs import played, row, snapshot
 
 ROWS = snapshot(
@@ -149,7 +149,7 @@ def test_an_order_by_what_there_is_not_names_the_nearest() -> None:
 def test_no_rows_are_no_fault() -> None:
     empty = snapshot()
     assert parse("success:true tool:x rome -reward>1").places(empty, "-reward").tolist() == []
-    assert ordered(empty, Query().places(empty), "reason").tolist() == []
+    assert order_places(empty, Query().places(empty), "reason").tolist() == []
 
 
 def test_a_character_that_is_none_is_told_with_its_place() -> None:
@@ -190,7 +190,7 @@ def test_a_star_stands_for_lines_too() -> None:
 
 def hits_of(text: str, **fields: object) -> list[tuple[str, str]]:
     record = files.dump(played(**fields))  # type: ignore[arg-type]
-    return [(hit.where, hit.hit) for hits in searched([("e-1", record)], text) for hit in hits]
+    return [(hit.where, hit.hit) for hits in search_records([("e-1", record)], text) for hit in hits]
 
 
 def test_it_is_found_in_any_case_where_people_read_it() -> None:
@@ -218,15 +218,15 @@ def test_it_is_found_beside_lone_surrogates() -> None:
 
 def test_what_stands_around_is_short() -> None:
     record = files.dump(played(result="a" * 500 + "needle" + "b" * 500))
-    ((hit,),) = searched([("e-1", record)], "needle")
+    ((hit,),) = search_records([("e-1", record)], "needle")
     assert (hit.before, hit.after) == ("a" * 60, "b" * 60)
 
 
 def test_an_episode_without_it_is_told_too() -> None:
     record = files.dump(played())
-    assert [len(hits) for hits in searched([("a", record), ("b", record)], "nowhere")] == [0, 0]
+    assert [len(hits) for hits in search_records([("a", record), ("b", record)], "nowhere")] == [0, 0]
 
 
 def test_one_letter_is_refused() -> None:
     with pytest.raises(UsageError, match="2 characters"):
-        next(searched([], "a"))
+        next(search_records([], "a"))

@@ -13,14 +13,14 @@ import pytest
 
 from rlenv.runs.figures.query import parse
 from rlenv.runs.figures.rewards import (
+    agreement_of,
     agreements,
-    between,
     invalid_reasons,
     judge_agreement,
     kappa,
     quadrants,
     scatter,
-    terms,
+    term_figures,
 )
 from tests.support.runs import row, snapshot
 
@@ -35,7 +35,7 @@ ALL = np.arange(5)
 
 
 def test_each_term_has_its_mean_and_its_states() -> None:
-    right, form = terms(ROWS, ALL)
+    right, form = term_figures(ROWS, ALL)
     assert (right["name"], right["mean"], right["valid"], right["invalid"]) == ("right", 0.5, 4, 1)
     assert right["by_step"] == [{"step": 0, "mean": 1.0}, {"step": 1, "mean": pytest.approx(1 / 3)}]
     assert form["errors"] == [{"error": "down", "count": 1}]
@@ -67,7 +67,7 @@ def test_reasons_of_invalid_rewards_are_queries() -> None:
 def test_no_rows_have_no_figures() -> None:
     empty = snapshot()
     none = np.array([], dtype=np.int64)
-    assert (terms(empty, none), scatter(empty, none), invalid_reasons(empty, none)) == ([], [], [])
+    assert (term_figures(empty, none), scatter(empty, none), invalid_reasons(empty, none)) == ([], [], [])
     assert list(quadrants(empty, none)) == ["success without a call"]
 
 
@@ -106,7 +106,7 @@ DATA = json.loads(Path(__file__).with_name("data").joinpath("agreement.json").re
 @pytest.mark.slow(but=1)
 @pytest.mark.parametrize("case", DATA["cases"])
 def test_the_figures_are_those_of_the_reference_implementations(case: dict[str, list[float]]) -> None:
-    found = between("a", case["a"], "b", case["b"], range(len(case["a"])))
+    found = agreement_of("a", case["a"], "b", case["b"], range(len(case["a"])))
     assert found.spearman.value == pytest.approx(case["spearman"], abs=1e-9)
     assert found.kendall.value == pytest.approx(case["kendall"], abs=1e-9)
     if case["kappa"] is None:
@@ -119,9 +119,9 @@ def test_the_figures_are_those_of_the_reference_implementations(case: dict[str, 
 def test_episodes_of_one_task_are_no_more_than_one_observation() -> None:
     a = [1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 0.0]
     b = [1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0]
-    once = between("a", a, "b", b, range(8))
-    often = between("a", a * 16, "b", b * 16, [task for _ in range(16) for task in range(8)])
-    apart = between("a", a * 16, "b", b * 16, range(128))
+    once = agreement_of("a", a, "b", b, range(8))
+    often = agreement_of("a", a * 16, "b", b * 16, [task for _ in range(16) for task in range(8)])
+    apart = agreement_of("a", a * 16, "b", b * 16, range(128))
     assert once.kappa is not None
     assert often.kappa == once.kappa
     assert apart.kappa is not None
@@ -131,23 +131,23 @@ def test_episodes_of_one_task_are_no_more_than_one_observation() -> None:
 
 
 def test_episodes_without_one_of_the_values_are_left_out() -> None:
-    found = between("a", [1.0, None, 0.0, 1.0], "b", [1.0, 1.0, 0.0, None], "wxyz")
+    found = agreement_of("a", [1.0, None, 0.0, 1.0], "b", [1.0, 1.0, 0.0, None], "wxyz")
     assert (found.episodes, found.kappa and found.kappa.value) == (2, 1.0)
-    empty = between("a", [None], "b", [1.0], "w")
+    empty = agreement_of("a", [None], "b", [1.0], "w")
     assert (empty.episodes, empty.kappa, empty.spearman.value) == (0, None, None)
 
 
 def test_where_nothing_varies_nothing_is_said() -> None:
-    found = between("a", [1.0, 1.0], "b", [1.0, 0.0], "xy")
+    found = agreement_of("a", [1.0, 1.0], "b", [1.0, 0.0], "xy")
     assert found.spearman.value is None
     assert found.kendall.value is None
     assert found.kappa is not None
     assert found.kappa.value is None
-    assert between("a", [1.0, 1.0], "b", [1.0, 1.0], "xy").kappa.value is None  # type: ignore[union-attr]
+    assert agreement_of("a", [1.0, 1.0], "b", [1.0, 1.0], "xy").kappa.value is None  # type: ignore[union-attr]
 
 
 def test_one_task_has_no_interval() -> None:
-    found = between("a", [1.0, 0.0], "b", [1.0, 0.0], "xx")
+    found = agreement_of("a", [1.0, 0.0], "b", [1.0, 0.0], "xx")
     assert found.spearman.value == pytest.approx(1.0)
     assert found.spearman.low is None
 

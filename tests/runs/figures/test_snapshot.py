@@ -48,7 +48,7 @@ def test_no_rows_have_no_terms() -> None:
 def test_lists_of_terms_end_somewhere(many: Snapshot) -> None:
     assert len(many.term_names) == MOST_TERMS
     assert many.terms_more == MANY + 1 - MOST_TERMS
-    assert len(reward_figures.terms(many, parse("").places(many))) == MOST_TERMS
+    assert len(reward_figures.term_figures(many, parse("").places(many))) == MOST_TERMS
     figures = series(many)[1]
     assert sum(name.startswith("train/term.") for name in figures) == MOST_TERMS
     first, second = many.rows([0, 1])
@@ -99,7 +99,7 @@ def test_a_column_is_read_once_and_only_when_it_is_asked_for() -> None:
 def test_terms_that_came_later_stand_in_their_rows(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path)
     ids = [writer.append(played(seed=seed, reward=0.0), Facts()) for seed in range(3)]
-    writer.late(ids[1], {"terms": [{"name": "group", "status": "valid", "value": 0.5, "weight": 1.0}]})
+    writer.append_late(ids[1], {"terms": [{"name": "group", "status": "valid", "value": 0.5, "weight": 1.0}]})
     writer.close()
     rows = Snapshot(RunReader(tmp_path))
     assert rows.term_names == ["correct", "group"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rlenv.runs.figures import clustered, mean_interval, wilson
+from rlenv.runs.figures import clustered_interval, mean_interval, wilson
 from rlenv.runs.figures.snapshot import Snapshot
-from rlenv.runs.figures.steps import counts, kept_points, overview, recent, series, spark
+from rlenv.runs.figures.steps import count_words, kept_points, overview, recent_rows, series, spark
 from tests.support.runs import row, snapshot
 
 
@@ -39,7 +39,7 @@ def test_series_align_with_the_steps() -> None:
 def test_the_band_is_that_of_the_samples_of_groups() -> None:
     _, found = series(run())
     band = (found["train/success"]["low"][0], found["train/success"]["high"][0])
-    assert band == pytest.approx(clustered([[True, False], [False, False]]))
+    assert band == pytest.approx(clustered_interval([[True, False], [False, False]]))
     alone = snapshot(*(row(number, success=number < 3) for number in range(10)))
     _, found = series(alone)
     assert (found["train/success"]["low"][0], found["train/success"]["high"][0]) == pytest.approx(wilson(3, 10))
@@ -88,7 +88,7 @@ def test_each_mode_is_thinned_by_its_own_figures() -> None:
 def test_one_line_of_a_run_is_of_its_last_validation() -> None:
     line = overview(run())
     assert (line.episodes, line.step, line.success, line.invalid) == (8, 1, 1.0, 1)
-    assert (line.success_low, line.success_high) == clustered([[True]])
+    assert (line.success_low, line.success_high) == clustered_interval([[True]])
     assert line.spark == (0.25, 1.0), "of training: it was validated once"
 
 
@@ -119,7 +119,7 @@ def test_the_spark_of_a_single_validation_is_that_of_training() -> None:
 
 def test_training_is_judged_by_its_last_ten_steps() -> None:
     rows = snapshot(*(row(step, step=step, success=step >= 20) for step in range(30)))
-    assert recent(rows, "train").sum() == 10
+    assert recent_rows(rows, "train").sum() == 10
     assert overview(rows).success == 1.0
     assert spark(rows, "train", points=3) == [0.0, 0.0, 1.0]
 
@@ -132,4 +132,4 @@ def test_a_run_without_a_valid_reward_has_no_success() -> None:
 
 def test_counts_begin_with_the_most_frequent() -> None:
     rows = snapshot(row(0, reason="turns"), row(1, reason="answer"), row(2, reason="answer"), row(3, reason=""))
-    assert counts(rows, "reason") == {"answer": 2, "turns": 1}
+    assert count_words(rows, "reason") == {"answer": 2, "turns": 1}

@@ -14,7 +14,18 @@ import pytest
 from rlenv.endpoints.account import merged
 from rlenv.runs import files
 from rlenv.runs.figures.snapshot import Snapshot
-from rlenv.runs.figures.tools import MOST, asked, asked_in, by_task, drawn, group_of, members, over_steps, spread, tools
+from rlenv.runs.figures.tools import (
+    MOST,
+    asked,
+    asked_in,
+    group_of,
+    members,
+    outcomes,
+    over_steps,
+    shown_of,
+    spread,
+    tool_figures,
+)
 from rlenv.runs.folder import KeptRun, RunInfo, open_run
 from rlenv.runs.pack import pack
 from rlenv.runs.recorded import LinesReader
@@ -32,34 +43,34 @@ ROWS = snapshot(
 
 
 def test_tools_are_told_by_how_often_they_were_called() -> None:
-    search, sql = tools(ROWS, np.arange(3))
+    search, sql = tool_figures(ROWS, np.arange(3))
     assert (search["tool"], search["calls"], search["errors"]) == ("search", 4, 2)
     assert search["outcomes"] == {"ok": 2, "bad_arguments": 1, "timeout": 1}
     assert (sql["tool"], sql["calls"], sql["errors"]) == ("sql", 1, 0)
 
 
 def test_seconds_are_of_calls_that_reached_the_tool() -> None:
-    search, _ = tools(ROWS, np.arange(3))
+    search, _ = tool_figures(ROWS, np.arange(3))
     assert [round(search[f"p{share}"], 3) for share in (50, 90, 99)] == [0.3, 5.0, 5.0]
     never = snapshot(row(0, calls=[("typo", "unknown_tool", 0.0)]))
-    assert tools(never, np.arange(1))[0]["p50"] is None
+    assert tool_figures(never, np.arange(1))[0]["p50"] is None
 
 
 def test_calls_to_look_at_are_named() -> None:
-    search, _ = tools(ROWS, np.arange(3))
+    search, _ = tool_figures(ROWS, np.arange(3))
     assert (search["slowest"][0]["id"], search["slowest"][0]["index"]) == ("e-0", 1)
     assert [one["id"] for one in search["failing"]] == ["e-1", "e-0"]
 
 
 def test_each_step_has_its_calls() -> None:
-    search, _ = tools(ROWS, np.arange(3))
+    search, _ = tool_figures(ROWS, np.arange(3))
     assert [(one["step"], one["calls"], one["errors"]) for one in search["by_step"]] == [(1, 2, 1), (2, 2, 1)]
 
 
 def test_only_the_rows_that_were_asked_for_count() -> None:
-    (search,) = tools(ROWS, np.array([1, 2]))
+    (search,) = tool_figures(ROWS, np.array([1, 2]))
     assert search["calls"] == 2
-    assert tools(ROWS, np.array([], dtype=np.int64)) == []
+    assert tool_figures(ROWS, np.array([], dtype=np.int64)) == []
 
 
 POLICY = ModelUsage("policy", "m", 3, 1, 1, 0, 500, 100, 50, 20, seconds=0.5)
@@ -173,9 +184,9 @@ def test_of_a_large_group_all_count_and_both_ends_are_shown() -> None:
     rows = snapshot(*(row(number, group="g", sample=number, reward=float(number)) for number in range(count)))
     places = members(rows, 0, "g")
     assert len(places) == count
-    shown = drawn(places).tolist()
+    shown = shown_of(places).tolist()
     assert (len(shown), shown[0], shown[-1]) == (MOST, count - 1, 0)
-    assert drawn(places[:MOST]).tolist() == places[:MOST].tolist()
+    assert shown_of(places[:MOST]).tolist() == places[:MOST].tolist()
 
 
 def test_tasks_without_a_number_are_not_one_task() -> None:
@@ -191,7 +202,7 @@ def test_tasks_stand_by_how_few_of_their_samples_won() -> None:
             [(0, 0, True), (0, 1, True), (1, 0, True), (1, 1, False), (2, 0, False), (2, 1, None), (3, 0, None)]
         )
     ]
-    found = by_task(snapshot(*rows), np.arange(len(rows)))
+    found = outcomes(snapshot(*rows), np.arange(len(rows)))
     told = [(one["task"], one["won"], one["valid"], one["n"], one["reward"]) for one in found["tasks"]]
     assert told == [(3, 0, 0, 1, None), (2, 0, 1, 2, 0.0), (1, 1, 2, 2, 0.5), (0, 2, 2, 2, 1.0)]
     assert found["tasks"][2]["group"] == "train/1"
@@ -203,5 +214,5 @@ def test_tasks_stand_by_how_few_of_their_samples_won() -> None:
 
 
 def test_without_samples_no_task_came_out_and_played_once_there_is_no_pass_at_k() -> None:
-    assert by_task(GROUPS_ROWS, np.arange(0))["tasks"] == []
-    assert by_task(snapshot(row(0), row(1)), np.arange(2))["pass_at"] == {}
+    assert outcomes(GROUPS_ROWS, np.arange(0))["tasks"] == []
+    assert outcomes(snapshot(row(0), row(1)), np.arange(2))["pass_at"] == {}

@@ -23,13 +23,13 @@ from rlenv.runs.locks.files import (
     Code,
     digest_of,
     file_sha256,
-    kept,
+    files_digest,
     kept_command,
     kept_settings,
-    machine,
-    packages,
+    machine_facts,
+    package_versions,
     rows_sha256,
-    together,
+    to_lock,
     tree_sha256,
 )
 from rlenv.tasks.rows import Tasks
@@ -110,7 +110,7 @@ def test_a_folder_counts_with_what_its_links_lead_to_and_is_unreadable_as_a_whol
     (tmp_path / "beside" / "x.txt").write_text("1")
     assert tree_sha256(tmp_path / "a") not in (before, UNREADABLE)
     assert tree_sha256(tmp_path / "none") == UNREADABLE
-    assert together({"a": "1", "b": UNREADABLE}) == UNREADABLE
+    assert files_digest({"a": "1", "b": UNREADABLE}) == UNREADABLE
 
 
 def test_what_is_kept_holds_no_nulls_and_shows_nothing_under_a_key_of_secrets() -> None:
@@ -124,7 +124,7 @@ def test_what_is_kept_holds_no_nulls_and_shows_nothing_under_a_key_of_secrets() 
         "set": {3, 1, 2},
         "inf": float("inf"),
     }
-    assert kept(value, hides=True) == {
+    assert to_lock(value, hides=True) == {
         "headers": {"X-Key": "(not shown)", "Y": "${env:NAME}", "n": "(not shown)"},
         "endpoints.judge.api_key": "(not shown)",
         "address": "http://host:1/x",
@@ -135,7 +135,7 @@ def test_what_is_kept_holds_no_nulls_and_shows_nothing_under_a_key_of_secrets() 
 
 
 def test_a_name_of_the_spec_that_sounds_like_a_secret_hides_nothing() -> None:
-    assert kept({"token": {"weight": 1.0, "env": "x"}}) == {"token": {"weight": 1.0, "env": "x"}}
+    assert to_lock({"token": {"weight": 1.0, "env": "x"}}) == {"token": {"weight": 1.0, "env": "x"}}
 
 
 @pytest.mark.parametrize(
@@ -148,12 +148,15 @@ def test_a_name_of_the_spec_that_sounds_like_a_secret_hides_nothing() -> None:
     ],
 )
 def test_of_addresses_no_secret_is_kept(address: str, shown: str) -> None:
-    assert kept({"base_url": address}) == {"base_url": shown}
+    assert to_lock({"base_url": address}) == {"base_url": shown}
 
 
 def test_beside_a_variable_no_secret_is_kept() -> None:
     held = {"headers": {"Authorization": "Bearer sk-1 ${env:KEY}"}, "api_key": "a${env:KEY}b${env:MORE}"}
-    assert kept(held, hides=True) == {"headers": {"Authorization": "${env:KEY}"}, "api_key": "${env:KEY} ${env:MORE}"}
+    assert to_lock(held, hides=True) == {
+        "headers": {"Authorization": "${env:KEY}"},
+        "api_key": "${env:KEY} ${env:MORE}",
+    }
 
 
 def test_what_is_no_file_has_no_digest(tmp_path: Path) -> None:
@@ -292,7 +295,7 @@ def distribution(folder: Path, name: str, version: str, *requires: str) -> None:
 def test_packages_are_those_that_rlenv_stands_on_in_the_versions_that_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = packages()
+    before = package_versions()
     assert {"pydantic", "pydantic-core", "aiohttp"} <= before.keys()
     assert "ruff" not in before
     for folder, version in ((tmp_path / "one", "1.0"), (tmp_path / "two", "2.0")):
@@ -302,17 +305,17 @@ def test_packages_are_those_that_rlenv_stands_on_in_the_versions_that_are_found(
         distribution(folder, "unasked", "5")
         distribution(folder, "never", "6")
     monkeypatch.syspath_prepend(tmp_path / "one")
-    assert packages() == before
-    assert packages(["plug"]) == {**before, "plug": "1.0", "below-it": "3", "deep-est": "4"}
+    assert package_versions() == before
+    assert package_versions(["plug"]) == {**before, "plug": "1.0", "below-it": "3", "deep-est": "4"}
     monkeypatch.syspath_prepend(tmp_path / "two")
-    assert packages(["plug"])["plug"] == "2.0"
+    assert package_versions(["plug"])["plug"] == "2.0"
 
 
 def test_another_version_of_a_package_is_another_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = packages()
+    before = package_versions()
     distribution(tmp_path, "jinja2", "99.0")
     monkeypatch.syspath_prepend(tmp_path)
-    after = packages()
+    after = package_versions()
     assert {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)} <= {
         "jinja2",
         "markupsafe",
@@ -321,6 +324,6 @@ def test_another_version_of_a_package_is_another_lock(tmp_path: Path, monkeypatc
 
 
 def test_the_platform_is_no_host() -> None:
-    python, system = machine()
+    python, system = machine_facts()
     assert python.split()[1].count(".") == 2
     assert len(system.split()) == 2

@@ -117,7 +117,7 @@ def test_what_a_cancelled_sample_has_asked_is_forgotten(verl: Any, tmp_path: Pat
         process=own_process(_recorder=recorder),
     )
     assert [row["success"] for row in open_run(tmp_path / "records").rows()] == [True]
-    assert recorder.rest() == ""
+    assert recorder.take_rest() == ""
 
 
 def test_a_sample_cancelled_while_it_waits_for_the_others_leaves_nobody_waiting(

@@ -105,7 +105,7 @@ def test_episodes_of_what_is_done_anew_stay_and_do_not_count(prepared: Run) -> N
     assert counted(reader) == [(1, 1, "train"), (1, 3, "train"), (2, 3, "greedy"), (2, 4, "train")]
     every = list(reader.rows())
     assert len(every) == 7
-    assert sorted(row["id"] for row in every if reader.counts(row)) == sorted(reader.table["id"].to_pylist())
+    assert sorted(row["id"] for row in every if reader.is_counted(row)) == sorted(reader.table["id"].to_pylist())
 
 
 @pytest.mark.slow

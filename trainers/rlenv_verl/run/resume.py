@@ -19,7 +19,7 @@ from rlenv.errors import UsageError
 from rlenv.runs.folder import is_run
 from rlenv.runs.locks.files import Say
 from rlenv.runs.pack import seal_abandoned
-from rlenv.runs.usage import shown
+from rlenv.runs.usage import spending_page
 from rlenv_train.keeping import KeptEpisodes
 from rlenv_train.launch import Ending
 from rlenv_train.progress import entries_of, plot_png
@@ -194,7 +194,7 @@ def summarise(run: Run, ending: Ending, steps: Sequence[StepFigures], *, seconds
         "time_by_phase": {name: round(share, 4) for name, share in phase_shares(steps).items()},
         "kept_episodes": len(episodes),
         "lost_episodes": int(sum(figures.get("not_kept", 0.0) for step in steps for figures in step.specs.values())),
-        "usage": shown(episodes.asked()),
+        "usage": spending_page(episodes.asked()),
         "failed_episodes": len(episodes.failed()),
         "failure_reasons": episodes.reasons(),
         "trained": str(trained) if trained is not None else None,
