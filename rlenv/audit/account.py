@@ -44,29 +44,29 @@ def judge_groups(environment: Environment, thresholds: Thresholds, chapter: Chap
     oracle = mean_of(totals) or 0.0
     if not terms or oracle <= 0:
         return []
-    found: dict[str, dict[str, _Gain]] = {name: {} for name in terms}
+    gains_by_term: dict[str, dict[str, _Gain]] = {name: {} for name in terms}
     for adversary in ADVERSARIES:
         for way in chapter.ways.get(adversary.name, []) if adversary.name in _PLAYED else ():
-            scored = _scored(environment, chapter, way)
+            scored = _score_in_groups(environment, chapter, way)
             for name in terms:
-                gains = [_paid(one, name) - _paid(other, name) for one, other in scored]
+                gains = [_weighted_value(one, name) - _weighted_value(other, name) for one, other in scored]
                 gain = mean_of(gains) or 0.0
-                known = found[name].get(adversary.name)
+                known = gains_by_term[name].get(adversary.name)
                 if gain > thresholds.adversary * oracle and (known is None or gain > known.value):
                     shown = scored[gains.index(max(gains))][0]
-                    found[name][adversary.name] = _Gain(gain, adversary, shown)
-    return [_finding(name, _cause(gains), chapter) for name, gains in found.items() if gains]
+                    gains_by_term[name][adversary.name] = _Gain(gain, adversary, shown)
+    return [_group_finding(name, _largest_gain(gains), chapter) for name, gains in gains_by_term.items() if gains]
 
 
-def _cause(gains: Mapping[str, _Gain]) -> _Gain:
-    """The largest gain; of equal ones (a rank knows no more than above) length, unless nothing does too."""
+def _largest_gain(gains: Mapping[str, _Gain]) -> _Gain:
+    """The largest gain; of near ones (a rank tells no more) that of length, unless an empty answer gains it too."""
     most = max(gain.value for gain in gains.values())
     as_much = {name: gain for name, gain in gains.items() if gain.value >= _AS_MUCH * most}
     is_length = "very_long" in as_much and "empty" not in as_much
     return as_much["very_long"] if is_length else next(iter(as_much.values()))
 
 
-def _scored(environment: Environment, chapter: Chapter, way: Way) -> Sequence[tuple[Trajectory, Trajectory]]:
+def _score_in_groups(environment: Environment, chapter: Chapter, way: Way) -> Sequence[tuple[Trajectory, Trajectory]]:
     """Each episode of a way with one of the oracle's, both as they are scored in one group."""
     found = []
     for key in list(way)[:: -(-len(way) // _MOST_TASKS) or 1]:
@@ -77,12 +77,12 @@ def _scored(environment: Environment, chapter: Chapter, way: Way) -> Sequence[tu
     return found
 
 
-def _paid(ended: Trajectory, name: str) -> float:
+def _weighted_value(ended: Trajectory, name: str) -> float:
     term = ended.reward.terms[name]
     return term.weight * (term.value or 0.0)
 
 
-def _finding(name: str, gain: _Gain, chapter: Chapter) -> Hole:
+def _group_finding(name: str, gain: _Gain, chapter: Chapter) -> Hole:
     paid = f"'{name}' pays a policy that {gain.adversary.does} {gain.value:.2f} more than them"
     message = f"in a group with answers of the oracle {paid}"
     hint = f"gate the group's term by the right answer (gate: NAME >= 1); {gain.adversary.hint}"
@@ -124,20 +124,20 @@ class AuditTally:
     warned: list[Hole] = field(default_factory=list)
     """What validation warns of in the rewards."""
 
-    def see_oracle(self, split: str, golds: Sequence[Trajectory]) -> None:
+    def add_oracle(self, split: str, golds: Sequence[Trajectory]) -> None:
         """Takes the oracle's episodes of a split in."""
         self.tasks[split] = len(golds)
         self.golds.extend(golds)
         for gold in golds:
-            self.count(gold)
+            self.note_values(gold)
 
-    def count(self, trajectory: Trajectory) -> None:
+    def note_values(self, trajectory: Trajectory) -> None:
         """Notes which values the terms of an episode have."""
         for name, term in trajectory.reward.terms.items():
             if term.status == "valid":
                 self.values.setdefault(name, set()).add(term.value)
 
-    def rise(self, before: Trajectory, after: Trajectory) -> None:
+    def note_rise(self, before: Trajectory, after: Trajectory) -> None:
         """Notes by how much each term rose when only what tools wrote had changed."""
         for name, spec in self.environment.spec.rewards.items():
             term = after.reward.terms[name]
@@ -145,7 +145,7 @@ class AuditTally:
                 rise = (term.value - (before.reward.terms[name].value or 0.0)) * term.weight
                 self.rises.setdefault(name, []).append((rise, after))
 
-    def see_signal(self, chapter: Chapter, golds: Sequence[Trajectory], samples: Sequence[Trajectory]) -> None:
+    def note_signal(self, chapter: Chapter, golds: Sequence[Trajectory], samples: Sequence[Trajectory]) -> None:
         """Notes on which tasks everybody scores alike."""
         totals: dict[int, list[float]] = {gold.task_index: [] for gold in golds}
         played = [ended for ways in chapter.ways.values() for way in ways for ended in way.values()]
@@ -159,17 +159,17 @@ class AuditTally:
         environment, spec = self.environment, self.environment.spec
         totals = [gold.reward.total for gold in self.golds if gold.reward.total is not None]
         oracle = mean_of(totals)
-        attacks = tuple(self._attack(name, does) for name, does in self._adversaries().items())
+        attacks = tuple(self._attack_figures(name, does) for name, does in self._describe_adversaries().items())
         counted = {name for name, entry in spec.rewards.items() if entry.weight}
         unsteady = {term for chapter in self.chapters for term in chapter.unsteady}
         exempt = unsteady | {name for name, entry in spec.rewards.items() if kind_of("rewards", entry).asks_models}
-        named = [(gold, _below(gold, exempt=exempt)) for gold in self.golds]
+        named = [(gold, _shortfall_reason(gold, exempt=exempt)) for gold in self.golds]
         below = [f"{gold.split}/{gold.task_index}: {why}" for gold, why in named if why]
         constant = tuple(name for name in spec.rewards if name in counted and len(self.values.get(name, ())) == 1)
         foreign = tuple(name for name, rises in self.rises.items() if max(rise for rise, _ in rises) > SLACK)
         alike = mean_of([float(one) for one in self.alike])
-        faults = self._faults()
-        holes = self._with_causes(self._holes(oracle or 0.0))
+        faults = self._fault_figures()
+        holes = self._add_warned_causes(self._judge_chapters(oracle or 0.0))
         # A finding over rows of a split in which no policy was found to earn by the same.
         data = [one for one in self.data if not any(_is_shown_by(one, hole) for hole in holes)]
         findings = [*self._oracle_findings(below), *holes, *data]
@@ -178,7 +178,7 @@ class AuditTally:
         if alike is not None and alike > self.thresholds.no_signal and not is_named:
             message = f"on {alike:.0%} of tasks all sampled answers score alike; there is nothing to learn"
             findings.append(hole_of("no_signal", message, hint="look at a term that tells answers apart"))
-        findings += self._under_faults(findings)
+        findings += self._crash_findings(findings)
         if self.unfinished:
             findings.append(hole_of("unfinished", self.unfinished, hint="give --time-limit or -n and --attacked"))
         return AuditReport(
@@ -193,10 +193,10 @@ class AuditTally:
             foreign,
             faults,
             tuple(findings),
-            (*self._notes(constant, faults), *self._unnamed(attacks, findings)),
+            (*self._collect_notes(constant, faults), *self._share_notes(attacks, findings)),
         )
 
-    def _unnamed(self, attacks: Sequence[Attack], findings: Sequence[Hole]) -> list[str]:
+    def _share_notes(self, attacks: Sequence[Attack], findings: Sequence[Hole]) -> list[str]:
         """Figures of adversaries that are no finding, where there is none at all."""
         return [
             f"'{one.name}' ({one.does}) earns {one.share:.2f} of the oracle's reward and is no finding: it has done "
@@ -205,11 +205,11 @@ class AuditTally:
             if not findings and one.share is not None and one.share > self.thresholds.adversary
         ]
 
-    def _notes(self, constant: Sequence[str], faults: Faults | None) -> list[str]:
+    def _collect_notes(self, constant: Sequence[str], faults: Faults | None) -> list[str]:
         notes, environment = list(dict.fromkeys(self.notes)), self.environment
         if constant:
             notes.append(f"terms that never vary here: {', '.join(constant)}")
-        notes += _shared_state(environment, self.golds)
+        notes += _shared_state_notes(environment, self.golds)
         for name, entry in environment.spec.rewards.items():
             if entry.kind == "workspace" and "/" in (getattr(entry, "keep", None) or ()):
                 notes.append(f"rewards.{name} keeps [/]: programs that the policy has changed take part in the verdict")
@@ -220,13 +220,13 @@ class AuditTally:
             message = "the oracle could not go on without the results of calls that failed"
             notes.append(f"in {faults.gave_up} of {faults.episodes} episodes {message}")
         if faults is not None and faults.invalid:
-            why = next(_invalid(ended) for ended in self.faults if _is_invalid(ended))
+            why = next(_invalid_reason(ended) for ended in self.faults if _is_invalid(ended))
             notes.append(f"{faults.invalid} of {faults.episodes} rewards are invalid when tools fail, such as {why}")
         if not environment.has_tools:
             notes.append("no tools: nothing could be planted in their output, and no faults put in")
         return notes
 
-    def _adversaries(self) -> dict[str, str]:
+    def _describe_adversaries(self) -> dict[str, str]:
         is_machine = any(tool.kind == "bash" for tool in self.environment.spec.tools.values())
         found = {one.name: one.does for one in ADVERSARIES if is_machine or not one.in_machine}
         said = [answer for chapter in self.chapters for answer, _ in chapter.constants[:1]]
@@ -236,7 +236,7 @@ class AuditTally:
         does = {one.name: one.does for name, one in TRIED.items() if name not in _ONE_BY_ONE}
         return found | {name: _PLACE.sub("…", said).rstrip(",") for name, said in does.items()}
 
-    def _attack(self, name: str, does: str) -> Attack:
+    def _attack_figures(self, name: str, does: str) -> Attack:
         golds = {key: gold for chapter in self.chapters for key, gold in chapter.golds.items()}
         played = [chapter.all_ways(name) for chapter in self.chapters]
         episodes = [ended for ways in played for way in ways for ended in way.values()]
@@ -263,10 +263,10 @@ class AuditTally:
             None if worst is None else worst.reward.total,
             None if worst is None else worst.task_index,
             terms,
-            next((_invalid(ended) for ended in episodes if ended.reward.total is None), ""),
+            next((_invalid_reason(ended) for ended in episodes if ended.reward.total is None), ""),
         )
 
-    def _with_causes(self, holes: Sequence[Hole]) -> list[Hole]:
+    def _add_warned_causes(self, holes: Sequence[Hole]) -> list[Hole]:
         """Findings with the warnings of validation about their own terms as what to change, and the other warnings."""
         causes = {one.term: one for one in self.warned if one.term and one.hole != "read"}
         made = [
@@ -279,16 +279,16 @@ class AuditTally:
         rest = [one for one in self.warned if one.term not in named or one.hole == "read"]
         return [*made, *(one for one in rest if not (is_told and one.hole == "gold_in_prompt"))]
 
-    def _holes(self, oracle: float) -> list[Hole]:
-        """Findings of all splits; one that a split before has is not said again."""
+    def _judge_chapters(self, oracle: float) -> list[Hole]:
+        """The findings of all splits, each of them once."""
         found: dict[tuple[str, str, str], Hole] = {}
         for chapter in self.chapters:
-            judged = judge_chapter(self.environment, self.thresholds, chapter, self._foreign(oracle))
+            judged = judge_chapter(self.environment, self.thresholds, chapter, self._foreign_terms(oracle))
             for one in (*judged, *judge_groups(self.environment, self.thresholds, chapter)):
                 found.setdefault((one.hole, one.term, one.where), one)
         return list(found.values())
 
-    def _foreign(self, oracle: float) -> Mapping[str, tuple[float, Trajectory]]:
+    def _foreign_terms(self, oracle: float) -> Mapping[str, tuple[float, Trajectory]]:
         """Terms that rose with what tools wrote: by how much, and the least episode. It must not count at all."""
         rose = {}
         for name, rises in self.rises.items():
@@ -299,7 +299,7 @@ class AuditTally:
                 rose[name] = (rise, shown)
         return rose
 
-    def _faults(self) -> Faults | None:
+    def _fault_figures(self) -> Faults | None:
         if not self.faults:
             return None
         played = [ended for ended in self.faults if not _gave_up(ended)]
@@ -309,7 +309,7 @@ class AuditTally:
         gave_up = len(self.faults) - len(played)
         return Faults(self.fault_share, mean_of(rewards), mean_of(succeeded), invalid, len(self.faults), gave_up)
 
-    def _under_faults(self, found: Sequence[Hole]) -> list[Hole]:
+    def _crash_findings(self, found: Sequence[Hole]) -> list[Hole]:
         """Terms whose author's code breaks where a call has failed.
 
         That a term could not be measured in an outage, and says so, is what is asked of it: a reward is invalid then
@@ -322,9 +322,9 @@ class AuditTally:
                 spec = self.environment.spec.rewards.get(name)
                 if spec is not None and term.status == "invalid" and spec.weight and has_crashed(spec, term.error):
                     made.setdefault(name, []).append(ended)
-        return [self._crash(name, episodes) for name, episodes in made.items() if name not in escaped]
+        return [self._crash_finding(name, episodes) for name, episodes in made.items() if name not in escaped]
 
-    def _crash(self, name: str, episodes: Sequence[Trajectory]) -> Hole:
+    def _crash_finding(self, name: str, episodes: Sequence[Trajectory]) -> Hole:
         least = min(episodes, key=lambda one: len(one.turns))
         gold = next(one for one in self.golds if (one.split, one.task_index) == (least.split, least.task_index))
         why = f"{least.split}/{least.task_index}: {least.reward.terms[name].error:.200}"
@@ -341,7 +341,7 @@ class AuditTally:
 
 
 def _is_shown_by(one: Hole, earned: Hole) -> bool:
-    """True if what the rows say is what a policy earned by in one of these splits, of which its episode says more."""
+    """True if a finding of the rows is the cause of what a policy earned in one of its splits: that says more."""
     is_there = earned.episode is not None and earned.episode.split in one.splits
     return (one.hole, earned.hole) == ("constant_gold", "constant_answer") and is_there
 
@@ -354,12 +354,12 @@ def _is_invalid(ended: Trajectory) -> bool:
     return ended.reward.total is None and not _gave_up(ended)
 
 
-def _invalid(ended: Trajectory) -> str:
+def _invalid_reason(ended: Trajectory) -> str:
     said = ended.failure.message if ended.failure is not None else "not a finite number"
     return f"{ended.split}/{ended.task_index}: {said:.200}"
 
 
-def _below(gold: Trajectory, *, exempt: set[str]) -> str:
+def _shortfall_reason(gold: Trajectory, *, exempt: set[str]) -> str:
     """The reason why an oracle's episode is not at the maximum, "" where it is."""
     if gold.failure is not None:
         return f"{gold.failure.reason}: {gold.failure.message:.200}"
@@ -367,21 +367,21 @@ def _below(gold: Trajectory, *, exempt: set[str]) -> str:
     paid = [term.weight * (term.value or 0.0) for term in terms]
     # A cost of what has to be done, such as a call, is meant; one that takes half of what is earned is not.
     is_dear = -2 * math.fsum(one for one in paid if one < 0) >= math.fsum(one for one in paid if one > 0)
-    low = [_low(term) for term in terms if term.weight > 0 or is_dear]
+    low = [_low_term_text(term) for term in terms if term.weight > 0 or is_dear]
     if named := [why for why in low if why]:
         return ", ".join(named)
     return "" if gold.success or exempt else "no success"
 
 
-def _low(term: TermResult) -> str:
+def _low_term_text(term: TermResult) -> str:
     if term.value is None or not term.weight:
         return ""
     is_low = term.value < 1 - SLACK if term.weight > 0 else term.value > SLACK
     return f"{term.name} {term.value:g}" if is_low else ""
 
 
-def _shared_state(environment: Environment, golds: Sequence[Trajectory]) -> list[str]:
-    """That what attacks earned may be what others left, where a term reads what tools change for all episodes."""
+def _shared_state_notes(environment: Environment, golds: Sequence[Trajectory]) -> list[str]:
+    """A note that attacks may earn by what others left, where a term reads what tools change for all episodes."""
     readers = [term.name for term in environment.parts.terms if may_read_state(term.spec)]
     sets = {id(one): one for one in (environment.toolsets.of(gold.task) for gold in golds if not gold.failure)}
     tools = {name: tool for one in sets.values() for name, tool in one.tools.items()}

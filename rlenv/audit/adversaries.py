@@ -122,19 +122,19 @@ def _wrong_answers(subject: AuditSubject) -> list[str]:
     return [shaped(subject.right, rng), " ".join(nonce(2, without=subject.asked)), "?"]
 
 
-def _short(subject: AuditSubject) -> Sequence[Script]:
+def _short_answer_scripts(subject: AuditSubject) -> Sequence[Script]:
     """Nothing for the shape of an answer that is long itself: that may be paid for length."""
     return [[subject.bare(one)] if len(one.split()) <= _FEW_WORDS else [] for one in _wrong_answers(subject)]
 
 
-def _wrong(subject: AuditSubject) -> Sequence[Script]:
+def _wrong_answer_scripts(subject: AuditSubject) -> Sequence[Script]:
     """Wrong answers with all that the oracle says beside its own, and one after thinking."""
     words = " ".join(nonce(8, without=subject.asked))
     thinks = f"<think>{words}</think>{subject.text_of(subject.bare('?'))}"
     return [*([subject.form(answer)] for answer in _wrong_answers(subject)), [thinks]]
 
 
-def _others(subject: AuditSubject) -> Sequence[Script]:
+def _other_answer_scripts(subject: AuditSubject) -> Sequence[Script]:
     """Answers of two other tasks, whose form is narrower than a shape may be; a number of one may be near the right."""
     if is_number(subject.right) or not subject.right.strip():
         return []
@@ -143,25 +143,25 @@ def _others(subject: AuditSubject) -> Sequence[Script]:
     return [[subject.form(answer)] for answer in others[:2]]
 
 
-def _empty_form(subject: AuditSubject) -> Sequence[Script]:
+def _empty_form_scripts(subject: AuditSubject) -> Sequence[Script]:
     # With nothing beside them: what the oracle says beside its answer may be paid for itself.
     # The last two are the words before them, which say nothing.
     empties = ["", " ", "{}", "[]", "null", "none", "llun", "enon"] if subject.right.strip() else [""]
     rules = {getattr(one, "rule", one.kind) for one in subject.environment.spec.rewards.values()}
     # A query without rows is as good as others to a rule that runs none.
     is_run = crafted.is_query(subject.right) and "sql_match" not in rules
-    empties[1:1] = [crafted.no_rows(subject.right)] if is_run else []
+    empties[1:1] = [crafted.query_without_rows(subject.right)] if is_run else []
     held = [one.casefold() for one in subject.asked if one.strip()]
     return [[] if any(text in one for text in held) else [subject.bare(one)] for one in empties]
 
 
-def _idle(subject: AuditSubject) -> Sequence[Script]:
+def _idle_call_scripts(subject: AuditSubject) -> Sequence[Script]:
     """The same call and other calls again and again, and then something that is no answer."""
     limits = subject.limits
     calls = subject.idle(limits.turns)[: min(limits.turns - 1, limits.tool_calls)]
     if not calls:
         return []
-    varied, again, said = _varied(subject, len(calls)), [calls[0]] * len(calls), shrug(subject.asked)
+    varied, again, said = _foreign_turns(subject, len(calls)), [calls[0]] * len(calls), shrug(subject.asked)
     tools = [tool for tool in subject.tools.values() if not subject.submits(tool.name)]
     own = {repr(call) for call, _ in subject.oracle_calls() if subject.changes(call.name)}
     plain = [one for one in (ToolCall(tool.name, filler(tool)) for tool in tools) if repr(one) not in own]
@@ -170,13 +170,13 @@ def _idle(subject: AuditSubject) -> Sequence[Script]:
     return [[*calls, said], [*again, said], [calls[0], said], [*varied, said], *counted]
 
 
-def _varied(subject: AuditSubject, turns: int) -> list[Action]:
+def _foreign_turns(subject: AuditSubject, turns: int) -> list[Action]:
     """Calls that the oracle makes on other tasks, one a turn: they go well where random ones fail."""
     calls = subject.foreign()
     return [calls[turn % len(calls)] for turn in range(turns)] if calls else []
 
 
-def _never_ends(subject: AuditSubject) -> Sequence[Script]:
+def _never_ending_scripts(subject: AuditSubject) -> Sequence[Script]:
     limits = subject.limits
     calls = subject.idle(limits.turns)
     broken: list[Action] = [Message("assistant", "", (ToolCall("no_such_tool", {}),))] * limits.turns
@@ -185,10 +185,10 @@ def _never_ends(subject: AuditSubject) -> Sequence[Script]:
     talk: list[Action] = [f"Hmm, {word}." for word in nonce(turns, without=subject.asked)]
     if not calls:
         return [broken, talk]
-    return [broken, talk, calls, [calls[0]] * limits.turns, _varied(subject, limits.turns)]
+    return [broken, talk, calls, [calls[0]] * limits.turns, _foreign_turns(subject, limits.turns)]
 
 
-def _long(subject: AuditSubject) -> Sequence[Script]:
+def _long_text_scripts(subject: AuditSubject) -> Sequence[Script]:
     """Long texts that say nothing, and as long a one as the oracle's: more may be paid for up to a limit only."""
     asked, wrong = subject.asked, subject.text_of(subject.bare("?"))
     words = " ".join(nonce(1, without=asked) * _LONG_WORDS)
@@ -199,13 +199,13 @@ def _long(subject: AuditSubject) -> Sequence[Script]:
     return [*ways, [subject.bare(varied)], [subject.bare(like(subject.right, without=asked))]]
 
 
-def _brief(subject: AuditSubject) -> Sequence[Script]:
-    """The same with one word in place of many."""
+def _one_word_scripts(subject: AuditSubject) -> Sequence[Script]:
+    """The ways of `_long_text_scripts` with one word in place of many."""
     (word,), wrong = nonce(1, without=subject.asked), subject.text_of(subject.bare("?"))
     return [[word], [f"{word}\n{wrong}"], [f"<think>{word}</think>{wrong}"], [subject.bare(word)]]
 
 
-def _thought(subject: AuditSubject, answer: str, wrong: Sequence[str]) -> Sequence[Script]:
+def _thought_scripts(subject: AuditSubject, answer: str, wrong: Sequence[str]) -> Sequence[Script]:
     # Bare, since the oracle's own last action may hold thinking, which would end the one around it.
     text, said, say = subject.text_of(subject.bare(answer)), subject.text_of(subject.bare("?")), shrug(subject.asked)
     listed = "\n".join(subject.text_of(subject.bare(one)) for one in [*wrong[:2], answer, *wrong[2:4]])
@@ -220,8 +220,8 @@ def _thought(subject: AuditSubject, answer: str, wrong: Sequence[str]) -> Sequen
     ]
 
 
-def _told(subject: AuditSubject) -> Sequence[Script]:
-    """The same with `what` it was tried on or with in the places that its texts have for it."""
+def _judge_instruction_scripts(subject: AuditSubject) -> Sequence[Script]:
+    """Orders to judges to give their best score, alone and before a wrong answer; () where a right one stands there."""
     tells = instructions(subject.environment)
     texts = [text for tell in tells for text in (tell, f"{tell}\n{subject.form_text('?')}")]
     # Without a judge to obey, a "no" in "note" is paid as one by whoever looks for a part.
@@ -231,22 +231,22 @@ def _told(subject: AuditSubject) -> Sequence[Script]:
     return [[text] if text in plain and not any(one in text.casefold() for one in parts) else [] for text in texts]
 
 
-def _is_part(text: str, subject: AuditSubject) -> bool:
+def _overlaps_answer(text: str, subject: AuditSubject) -> bool:
     return any(text.casefold() in one.casefold() or one.casefold() in text.casefold() for one in subject.asked if one)
 
 
-def _split(answers: Sequence[str]) -> tuple[str, Sequence[str]]:
+def _head_tail(answers: Sequence[str]) -> tuple[str, Sequence[str]]:
     return answers[0], answers[1:]
 
 
-def _pasted(subject: AuditSubject) -> Sequence[Script]:
+def _pasted_scripts(subject: AuditSubject) -> Sequence[Script]:
     shown = "\n".join(result.text for _, result in subject.oracle_calls() if result.outcome == "ok")
     pasted = [*subject.oracle_actions(), subject.form(shown)]
     long = len(shown) > 5 * len(subject.right) and not same(shown, subject.right)
     return [[subject.prompt], [subject.form(subject.prompt)], pasted if long else []]
 
 
-def _copied(subject: AuditSubject) -> Sequence[Script]:
+def _copied_scripts(subject: AuditSubject) -> Sequence[Script]:
     """What the prompt shows: of a right answer's JSON, a number as equal to itself or in place of an expression for it,
     the texts of a column that most rows fill, those of a list as the choices of a pattern."""
     counts = Counter(name for one in subject.others for name, value in one.task.items() if value)
@@ -254,7 +254,7 @@ def _copied(subject: AuditSubject) -> Sequence[Script]:
     shown, number = crafted.shown_parts(right, subject.prompt), next(iter(_ANY_NUMBER.findall(subject.prompt)), "1")
     ways: list[Script] = [[subject.form(shown)] if shown else []]
     ways.append([subject.form(f"{number} = {number}")] if right.count("=") == 1 else [])
-    total = crafted.value_of(right)
+    total = crafted.expression_value(right)
     ways.append([subject.form(total)] if total in _ANY_NUMBER.findall(subject.prompt) else [])
     for name in (one for one, count in counts.items() if 2 * count > len(subject.others)):
         value = subject.task.get(name)
@@ -265,14 +265,14 @@ def _copied(subject: AuditSubject) -> Sequence[Script]:
     return ways
 
 
-def _odd(subject: AuditSubject) -> Sequence[Script]:
+def _odd_answer_scripts(subject: AuditSubject) -> Sequence[Script]:
     """Texts that no reward expects, and the right form with what is no number in place of its numbers."""
     inside = [_ANY_NUMBER.sub(one, subject.right) for one in ("NaN", "Infinity") if subject.right[:1] in "{["]
     texts = [*_ODD, *(one for one in inside if one != subject.right)]
-    return [[] if _is_part(text, subject) else [subject.form(text)] for text in texts]
+    return [[] if _overlaps_answer(text, subject) else [subject.form(text)] for text in texts]
 
 
-def _typed(subject: AuditSubject, *commands: str, done: Script = ()) -> Script:
+def _commands(subject: AuditSubject, *commands: str, done: Script = ()) -> Script:
     """Commands in the shell of a task's machine, `done` after the first, and no answer; () where there is no shell."""
     shell = next((name for name, tool in subject.environment.spec.tools.items() if tool.kind == "bash"), None)
     if shell is None:
@@ -281,30 +281,30 @@ def _typed(subject: AuditSubject, *commands: str, done: Script = ()) -> Script:
     return [*calls[:1], *done, *calls[1:], shrug(subject.asked)]
 
 
-def _planted(subject: AuditSubject) -> Sequence[Script]:
+def _planted_reward_scripts(subject: AuditSubject) -> Sequence[Script]:
     """The files of a reward, and programs where the tests' own command looks for them."""
     runs = [str(getattr(term, "command", "")) for term in subject.environment.spec.rewards.values()]
     named = {path for run in runs for path in re.findall(r"(?<![\w.])/[\w./-]+\w", run)}
     own = sorted(path for path in named if not path.startswith(("/bin/", "/usr/", "/dev/", "/proc/", "/logs/")))
     puts = [f"mkdir -p $(dirname {path}); echo '{words.PLANTS}; exit 0' > {path}" for path in own]
     acts = (words.PLANTS, words.KEEPS_PLANTING, words.LINKS, "; ".join([words.PLANTS, *puts]))
-    return [_typed(subject, one) for one in acts]
+    return [_commands(subject, one) for one in acts]
 
 
-def _edited(subject: AuditSubject) -> Sequence[Script]:
+def _edited_test_scripts(subject: AuditSubject) -> Sequence[Script]:
     """Empties what is called a test, and what the tests' command names."""
     runs = " ".join(str(getattr(term, "command", "")) for term in subject.environment.spec.rewards.values())
     named = sorted({path.rpartition("/")[2] for path in re.findall(r"[\w./-]+\.\w+", runs)})
-    return [_typed(subject, words.EMPTIES_TESTS.replace("$named", "".join(f" -o -name {name}" for name in named)))]
+    return [_commands(subject, words.EMPTIES_TESTS.replace("$named", "".join(f" -o -name {name}" for name in named)))]
 
 
 async def find_in_machines(player: ScriptPlayer, subjects: Sequence[AuditSubject]) -> list[Hole]:
     """What the machines of a few tasks hold of their answers, before anything is done in them."""
     found: dict[str, Hole] = {}
     for subject in subjects[:_LOOKED_AT]:
-        lines = _solution(subject)
+        lines = _oracle_lines(subject)
         text = words.LOOKS.replace("$lines", "\n".join(lines)).replace("$least", str(-(-len(lines) // 2)))
-        if not lines or not (script := _typed(subject, text)):
+        if not lines or not (script := _commands(subject, text)):
             continue
         for ended in (await player.way([subject], lambda _, script=script: script)).values():  # type: ignore[misc]
             told = "\n".join(result.text for turn in ended.turns for result in turn.results)
@@ -314,7 +314,7 @@ async def find_in_machines(player: ScriptPlayer, subjects: Sequence[AuditSubject
     return list(found.values())
 
 
-def _solution(subject: AuditSubject) -> list[str]:
+def _oracle_lines(subject: AuditSubject) -> list[str]:
     """The lines that the oracle writes."""
     found: list[str] = []
     for call, _ in subject.oracle_calls():
@@ -324,7 +324,7 @@ def _solution(subject: AuditSubject) -> list[str]:
     return [line for line in dict.fromkeys(found) if len(line.strip()) >= _LONG_LINE]
 
 
-def _programs(subject: AuditSubject) -> Sequence[Script]:
+def _hostile_program_scripts(subject: AuditSubject) -> Sequence[Script]:
     """The oracle's files, each replaced by a program that writes the reward, once and for ever, and ends the tests."""
     done = subject.oracle_actions()
     texts = [
@@ -334,12 +334,12 @@ def _programs(subject: AuditSubject) -> Sequence[Script]:
     # Tests that hang may take long to be ended.
     times = [getattr(term, "time_s", 0) for term in subject.environment.spec.rewards.values()]
     is_patient = any(isinstance(one, str) or one > _PATIENT_S for one in times)
-    return [_typed(subject, words.MARKS_TIME, one, done=done) for one in texts[: 3 - is_patient] if done]
+    return [_commands(subject, words.MARKS_TIME, one, done=done) for one in texts[: 3 - is_patient] if done]
 
 
 _WRITES: Final[Mapping[str, Write]] = {
     "nothing": lambda subject: [[shrug(subject.asked)]],
-    "short_answer": _short,
+    "short_answer": _short_answer_scripts,
     "alphabet": crafted.alphabet_scripts,
     "one_side": side_scripts,
     "vanishing": vanishing_scripts,
@@ -350,38 +350,38 @@ _WRITES: Final[Mapping[str, Write]] = {
     "expression": crafted.expression_scripts,
     "program": crafted.program_scripts,
     "hollow_files": lambda subject: [
-        _typed(subject, words.MARKS_TIME, does, done=subject.oracle_actions())
+        _commands(subject, words.MARKS_TIME, does, done=subject.oracle_actions())
         for does in (words.HOLLOWS, words.HOLLOWS_LINES)
     ],
-    "copied_files": lambda subject: [_typed(subject, words.GATHERS, words.COPIES, done=subject.oracle_actions())],
-    "planted_reward": _planted,
-    "edited_tests": _edited,
-    "replaced_programs": lambda subject: [_typed(subject, words.REPLACES_PROGRAMS)],
-    "hostile_program": _programs,
-    "shadowing": lambda subject: [_typed(subject, words.SHADOWS)],
-    "broken_machine": lambda subject: [_typed(subject, one) for one in words.BREAKS],
-    "constant_program": crafted.constant_programs,
+    "copied_files": lambda subject: [_commands(subject, words.GATHERS, words.COPIES, done=subject.oracle_actions())],
+    "planted_reward": _planted_reward_scripts,
+    "edited_tests": _edited_test_scripts,
+    "replaced_programs": lambda subject: [_commands(subject, words.REPLACES_PROGRAMS)],
+    "hostile_program": _hostile_program_scripts,
+    "shadowing": lambda subject: [_commands(subject, words.SHADOWS)],
+    "broken_machine": lambda subject: [_commands(subject, one) for one in words.BREAKS],
+    "constant_program": crafted.constant_program_scripts,
     "empty": lambda subject: [[""]],
-    "empty_form": _empty_form,
-    "very_long": _long,
-    "wrong_answer": _wrong,
+    "empty_form": _empty_form_scripts,
+    "very_long": _long_text_scripts,
+    "wrong_answer": _wrong_answer_scripts,
     "decorated": crafted.decorated_scripts,
-    "other_answer": _others,
-    "idle_calls": _idle,
-    "never_ends": _never_ends,
-    "thought_answer": lambda subject: _thought(subject, subject.right, subject.wrong()),
+    "other_answer": _other_answer_scripts,
+    "idle_calls": _idle_call_scripts,
+    "never_ends": _never_ending_scripts,
+    "thought_answer": lambda subject: _thought_scripts(subject, subject.right, subject.wrong()),
     "near_answer": near_scripts,
     "every_option": lambda subject: crafted.listed_scripts(subject, subject.right, subject.wrong()),
-    "pasted": _pasted,
-    "copied": _copied,
+    "pasted": _pasted_scripts,
+    "copied": _copied_scripts,
     "joined": joined_scripts,
-    "judge_instructions": _told,
-    "odd_answer": _odd,
+    "judge_instructions": _judge_instruction_scripts,
+    "odd_answer": _odd_answer_scripts,
 }
 _CONTROLS: Final[Mapping[str, Write]] = {
-    "very_long": _brief,
-    "thought_answer": lambda subject: _thought(subject, *_split(crafted.strange(subject, 5))),
-    "every_option": lambda subject: crafted.listed_scripts(subject, *_split(crafted.strange(subject))),
+    "very_long": _one_word_scripts,
+    "thought_answer": lambda subject: _thought_scripts(subject, *_head_tail(crafted.strange_answers(subject, 5))),
+    "every_option": lambda subject: crafted.listed_scripts(subject, *_head_tail(crafted.strange_answers(subject))),
 }
 _DATA: Final = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 ADVERSARIES: Final = tuple(

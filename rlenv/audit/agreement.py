@@ -48,11 +48,11 @@ def alpha(units: Sequence[Sequence[float | None]]) -> float | None:
     values = [one for unit in kept for one in unit]
     if len(set(values)) < 2:  # their distances may be tiny in place of none, as their mean is rounded
         return None
-    expected = _squares(values) / (len(values) - 1)
-    return 1 - math.fsum(_squares(unit) / (len(unit) - 1) for unit in kept) / expected
+    expected = _squared_distances(values) / (len(values) - 1)
+    return 1 - math.fsum(_squared_distances(unit) / (len(unit) - 1) for unit in kept) / expected
 
 
-def _squares(values: Sequence[float]) -> float:
+def _squared_distances(values: Sequence[float]) -> float:
     """The sum of the squared distances of all pairs: n·Σ (v - mean)²."""
     middle = math.fsum(values) / len(values)
     return len(values) * math.fsum((one - middle) ** 2 for one in values)
@@ -111,25 +111,25 @@ def calibration(pairs: Pairs, *, scale: tuple[float, float]) -> Calibration:
     """The calibration of scores on `scale`."""
     low, high = scale
     width = (high - low) / _BINS
-    sorted_in: list[list[tuple[float, float]]] = [[] for _ in range(_BINS)]
+    binned: list[list[tuple[float, float]]] = [[] for _ in range(_BINS)]
     for label, score in pairs:
-        sorted_in[min(_BINS - 1, max(0, int((score - low) / width)))].append((label, score))
-    bins = tuple(_bin(low + place * width, low + (place + 1) * width, held) for place, held in enumerate(sorted_in))
+        binned[min(_BINS - 1, max(0, int((score - low) / width)))].append((label, score))
+    bins = tuple(_make_bin(low + place * width, low + (place + 1) * width, held) for place, held in enumerate(binned))
     distances = [
         one.count * abs(one.score - one.label) for one in bins if one.score is not None and one.label is not None
     ]
     error = math.fsum(distances) / len(pairs) / (high - low) if pairs else None
-    return Calibration(bins, error, line(pairs), isotonic(pairs))
+    return Calibration(bins, error, fit_line(pairs), fit_isotonic(pairs))
 
 
-def _bin(low: float, high: float, held: Pairs) -> Bin:
+def _make_bin(low: float, high: float, held: Pairs) -> Bin:
     if not held:
         return Bin(low, high, 0, None, None)
     labels, scores = zip(*held, strict=True)
     return Bin(low, high, len(held), math.fsum(scores) / len(held), math.fsum(labels) / len(held))
 
 
-def line(pairs: Pairs) -> tuple[float, float] | None:
+def fit_line(pairs: Pairs) -> tuple[float, float] | None:
     """(intercept, slope) of the least-squares line from score to label; None where there is one score only."""
     try:
         slope, intercept = linear_regression([score for _, score in pairs], [label for label, _ in pairs])
@@ -138,7 +138,7 @@ def line(pairs: Pairs) -> tuple[float, float] | None:
     return intercept, slope
 
 
-def isotonic(pairs: Pairs) -> tuple[tuple[float, float], ...]:
+def fit_isotonic(pairs: Pairs) -> tuple[tuple[float, float], ...]:
     """For each score, rising, the label of the isotonic regression; equal scores are one, with their mean label.
 
     Source: the pool-adjacent-violators algorithm, Barlow et al. 1972, "Statistical inference under order restrictions".
@@ -198,14 +198,14 @@ class Disagreement:
 def disagreement(trajectories: Iterable[Trajectory], *, judge: str, against: Sequence[str]) -> tuple[Disagreement, ...]:
     """The judge's term beside each of the terms of `against`, in order."""
     episodes = list(trajectories)
-    return tuple(_beside(episodes, judge, other) for other in against)
+    return tuple(_compare_terms(episodes, judge, other) for other in against)
 
 
-def _beside(episodes: Sequence[Trajectory], judge: str, other: str) -> Disagreement:
+def _compare_terms(episodes: Sequence[Trajectory], judge: str, other: str) -> Disagreement:
     found = []
     for one in episodes:
         terms = one.reward.terms
-        value, verified = _share(terms.get(judge)), getattr(terms.get(other), "value", None)
+        value, verified = _judge_share(terms.get(judge)), getattr(terms.get(other), "value", None)
         if value is not None and verified is not None:
             found.append(Differing(one.split, one.task_index, one.seed, value, verified))
     failed = [one for one in found if one.verified < 1]
@@ -229,7 +229,7 @@ def _beside(episodes: Sequence[Trajectory], judge: str, other: str) -> Disagreem
     )
 
 
-def _share(term: TermResult | None) -> float | None:
+def _judge_share(term: TermResult | None) -> float | None:
     """The judge's score as a share of its scale, before `range` and `clip`; None where it was not measured."""
     if term is None or term.value is None:
         return None

@@ -19,7 +19,7 @@ import orjson
 from rlenv._base.bounded import cut_end, cut_middle, encodable
 from rlenv._base.strict_json import object_in
 from rlenv._base.text import visible
-from rlenv.audit.golds import source_of
+from rlenv.audit.golds import function_source
 from rlenv.audit.texts import DATA
 from rlenv.episodes.environment import Environment
 from rlenv.errors import PolicyError, told_as
@@ -57,22 +57,22 @@ class Strategy:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenTexts:
     """The texts that a policy has seen so far: the prompt, and the answer to each action."""
 
     system: str
     prompt: str
     answered: Sequence[str] = ()
 
-    def value(self, name: str, number: int | None) -> str | None:
+    def placeholder_value(self, name: str, number: int | None) -> str | None:
         """The value of a placeholder; None where there is no such one."""
         last = self.answered[-1] if self.answered else ""
         if number is None:
             found = {"prompt": self.prompt, "system": self.system, "tool_result": last}.get(name)
         elif name == "tool_result":
-            found = _nth(self.answered, number)
+            found = _nth_value(self.answered, number)
         elif (parts := _PARTS.get(name)) is not None:
-            found = _nth(parts(self.prompt if name.startswith("prompt") else last), number)
+            found = _nth_value(parts(self.prompt if name.startswith("prompt") else last), number)
         else:
             return None
         return None if found is None else cut_middle(found, _MAX_VALUE)
@@ -86,45 +86,45 @@ _SPLITS: Final[Mapping[str, Callable[[str], list[str]]]] = {
 _PARTS: Final = {f"{of}_{part}": split for of in ("prompt", "tool") for part, split in _SPLITS.items()}
 
 
-def _nth(values: Sequence[str], number: int) -> str:
+def _nth_value(values: Sequence[str], number: int) -> str:
     index = number - 1 if number > 0 else number
     return values[index] if number and -len(values) <= index < len(values) else ""
 
 
-def filled(action: str | Mapping[str, Any], seen: Seen) -> str | Message:
+def fill_placeholders(action: str | Mapping[str, Any], seen: SeenTexts) -> str | Message:
     """An action with its placeholders replaced, at most 100,000 characters of each text."""
     if isinstance(action, str):
-        return _text(action, seen)
+        return _fill_text(action, seen)
     if "say" in action and "call" not in action:
-        return _text(action["say"], seen)
-    calls = tuple(ToolCall(name, _value(arguments, seen)) for name, arguments in action["call"].items())
-    return Message("assistant", _text(action.get("say", ""), seen), calls)
+        return _fill_text(action["say"], seen)
+    calls = tuple(ToolCall(name, _fill_argument(arguments, seen)) for name, arguments in action["call"].items())
+    return Message("assistant", _fill_text(action.get("say", ""), seen), calls)
 
 
-def _text(text: str, seen: Seen) -> str:
+def _fill_text(text: str, seen: SeenTexts) -> str:
     left = _MAX_ACTION
 
-    def put(match: re.Match[str]) -> str:
+    def replacement(match: re.Match[str]) -> str:
         nonlocal left
-        found = seen.value(match[1], None if match[2] is None else int(match[2]))
+        found = seen.placeholder_value(match[1], None if match[2] is None else int(match[2]))
         if found is None:
             return match[0]
         kept = found[:left]
         left -= len(kept)
         return kept
 
-    return encodable(_PLACEHOLDER.sub(put, text[:_MAX_ACTION]))[:_MAX_ACTION]
+    return encodable(_PLACEHOLDER.sub(replacement, text[:_MAX_ACTION]))[:_MAX_ACTION]
 
 
-def _value(value: Any, seen: Seen) -> Any:
+def _fill_argument(value: Any, seen: SeenTexts) -> Any:
     """A call's argument; one that is a number's placeholder alone becomes that number."""
     if isinstance(value, str):
-        text = _text(value, seen)
+        text = _fill_text(value, seen)
         is_number = (match := _PLACEHOLDER.fullmatch(value.strip())) is not None and match[1].endswith("_number")
         return json.loads(text) if is_number and _is_json_number(text) else text
     if isinstance(value, list):
-        return [_value(item, seen) for item in value]
-    return {key: _value(item, seen) for key, item in value.items()} if isinstance(value, dict) else value
+        return [_fill_argument(item, seen) for item in value]
+    return {key: _fill_argument(item, seen) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _is_json_number(text: str) -> bool:
@@ -147,7 +147,7 @@ def read_strategies(reply: str, *, most: int) -> list[Strategy]:
     found: list[Strategy] = []
     problem = "the list 'strategies' is empty"
     for entry in listed:
-        made = _strategy(entry, len(found) + 1)
+        made = _read_strategy(entry, len(found) + 1)
         if isinstance(made, Strategy):
             found.append(made)
         else:
@@ -159,7 +159,7 @@ def read_strategies(reply: str, *, most: int) -> list[Strategy]:
     return found
 
 
-def _strategy(entry: Any, number: int) -> Strategy | str:
+def _read_strategy(entry: Any, number: int) -> Strategy | str:
     """The strategy of an entry, or what is wrong with it."""
     if not isinstance(entry, dict):
         return "a strategy is no object"
@@ -172,12 +172,12 @@ def _strategy(entry: Any, number: int) -> Strategy | str:
     if not isinstance(actions, list) or not actions or len(actions) > _MAX_ACTIONS:
         return f"'actions' of '{name}' is no list of 1 to {_MAX_ACTIONS} actions"
     for action in actions:
-        if wrong := _wrong(action):
+        if wrong := _action_problem(action):
             return f"an action of '{name}' {wrong}"
     return Strategy(name, why, tuple(actions))
 
 
-def _wrong(action: Any) -> str:
+def _action_problem(action: Any) -> str:
     if isinstance(action, str):
         return ""
     if not isinstance(action, dict) or not action or set(action) - {"say", "call"}:
@@ -199,14 +199,14 @@ _MAX_PART: Final = 24_000
 SYSTEM: Final[str] = DATA["attacker"]
 
 
-def view_of(environment: Environment, golds: Sequence[Trajectory]) -> str:
+def environment_text(environment: Environment, golds: Sequence[Trajectory]) -> str:
     """The environment as text: prompts of some tasks, tools, form of answers and calls, limits, and the reward.
 
     Golds are left out: the rows' columns, the oracle and its episodes. What a term's entry spells stands in it, and
     the function of a term in Python.
     """
     spec = environment.spec
-    prompts = [_prompt(gold) for gold in golds[:_EXAMPLES]]
+    prompts = [_prompt_text(gold) for gold in golds[:_EXAMPLES]]
     entries = spec.rewards.items()
     rewards = {name: entry.model_dump(mode="json", by_alias=True, exclude_unset=True) for name, entry in entries}
     calls = ""
@@ -216,12 +216,12 @@ def view_of(environment: Environment, golds: Sequence[Trajectory]) -> str:
     parts = [
         f"# Environment {spec.name}",
         f"# Prompts of {len(prompts)} tasks (there are more, and a strategy has to earn on all)\n" + "\n".join(prompts),
-        f"# Tools\n{_json(environment.tool_schemas)}{calls}",
-        f"# Where the answer is read in the last action\n{_json(spec.answer.model_dump(mode='json', by_alias=True))}",
-        f"# Limits\n{_json(spec.limits.model_dump(mode='json', by_alias=True, exclude_none=True))}",
-        f"# Reward terms as written (the reward is the sum of weight · value)\n{_json(rewards)}",
+        f"# Tools\n{_dump(environment.tool_schemas)}{calls}",
+        f"# Where the answer is read in the last action\n{_dump(spec.answer.model_dump(mode='json', by_alias=True))}",
+        f"# Limits\n{_dump(spec.limits.model_dump(mode='json', by_alias=True, exclude_none=True))}",
+        f"# Reward terms as written (the reward is the sum of weight · value)\n{_dump(rewards)}",
     ]
-    if code := "\n\n".join(filter(None, (_code(environment, name, entry) for name, entry in entries))):
+    if code := "\n\n".join(filter(None, (_term_code(environment, name, entry) for name, entry in entries))):
         parts.append(f"# Code of the terms that are Python\n{code}")
     if spec.success is not None:
         parts.append(f"# Success\n{spec.success}")
@@ -234,7 +234,7 @@ def view_of(environment: Environment, golds: Sequence[Trajectory]) -> str:
     return redact("\n\n".join(cut_middle(part, _MAX_PART) for part in parts))
 
 
-def _code(environment: Environment, name: str, entry: Any) -> str:
+def _term_code(environment: Environment, name: str, entry: Any) -> str:
     """The function of a term that names one in a file, as its author wrote it; "" where there is none to show.
 
     The function alone: what else stands in the file may be a table of golds.
@@ -242,7 +242,7 @@ def _code(environment: Environment, name: str, entry: Any) -> str:
     target = getattr(entry, "function", None)
     function = str(target or "").rpartition(":")[2]
     try:
-        nodes = ast.walk(ast.parse(text := source_of(environment, f"rewards.{name}.function", target)))
+        nodes = ast.walk(ast.parse(text := function_source(environment, f"rewards.{name}.function", target)))
     except (ValueError, SyntaxError):
         return ""
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -250,25 +250,25 @@ def _code(environment: Environment, name: str, entry: Any) -> str:
     return "" if found is None else f"# {name}\n{cut_middle(ast.get_source_segment(text, found) or '', _MAX_PROMPT)}"
 
 
-def _prompt(gold: Trajectory) -> str:
+def _prompt_text(gold: Trajectory) -> str:
     shown = [{"role": message.role, "content": cut_middle(message.content, _MAX_PROMPT)} for message in gold.messages]
-    return _json(shown)
+    return _dump(shown)
 
 
-def _json(value: Any) -> str:
+def _dump(value: Any) -> str:
     return json.dumps(value, indent=1, ensure_ascii=False, default=str)
 
 
-class Over(Exception):
+class LimitReached(Exception):
     """A limit is reached; the message says which."""
 
 
-def itself(inner: OpenAIPolicy, play: str, check: Callable[[], None]) -> PolicyAround:
+def attacker_policy(inner: OpenAIPolicy, play: str, check: Callable[[], None]) -> PolicyAround:
     """The attacker's model as a policy, told what it wrote as a strategy."""
     told = f"Earn as much reward as you can without solving the task. Your plan: {play}"
 
     async def act(session: PolicySession, messages: Sequence[Message]) -> str | Message | Sampled:
-        with told_as(PolicyError, "", Over):
+        with told_as(PolicyError, "", LimitReached):
             check()
         first, *rest = messages
         if first.role == "system":  # many chat templates take one system message alone
@@ -278,24 +278,24 @@ def itself(inner: OpenAIPolicy, play: str, check: Callable[[], None]) -> PolicyA
     return PolicyAround(inner, act, "attacker")
 
 
-def has_done(gold: Trajectory, ended: Trajectory, *, is_script: bool) -> bool:
+def has_done_task(gold: Trajectory, ended: Trajectory, *, is_script: bool) -> bool:
     """True if an episode did what the task asks for, as far as that can be told from outside.
 
     A script does not think: with the right answer, but without the tools that the oracle calls, it has found the answer
     where it should not stand. A model that plays may know it.
     """
     if gold.answer is None:
-        return _calls(gold) <= _calls(ended)
+        return _calls_made(gold) <= _calls_made(ended)
     is_right = ended.answer is not None and ended.answer.strip() == gold.answer.strip()
-    return is_right and (not is_script or called(gold) <= called(ended))
+    return is_right and (not is_script or tools_in(gold) <= tools_in(ended))
 
 
-def called(ended: Trajectory) -> set[str]:
+def tools_in(ended: Trajectory) -> set[str]:
     """The tools that were called and gave something."""
     return {result.name for turn in ended.turns for result in turn.results if result.outcome == "ok"}
 
 
-def _calls(ended: Trajectory) -> set[str]:
+def _calls_made(ended: Trajectory) -> set[str]:
     """The calls that were made, arguments and all."""
     calls = [call for turn in ended.turns for call in turn.parsed.calls if isinstance(call, ToolCall)]
     return {json.dumps([call.name, call.arguments], sort_keys=True, default=str) for call in calls}

@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
-from rlenv.audit.golds import source_of
+from rlenv.audit.golds import function_source
 from rlenv.audit.subject import Action, AuditSubject, is_number, same, shaped, texts_of
 from rlenv.audit.texts import DATA, WORDS, holds, nonce, shrug
 from rlenv.episodes.environment import Environment
@@ -57,7 +57,7 @@ def injection_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
     """Answers that close the quote around them where a term runs them, and say there what makes it hold."""
     texts = [text.format(quote, "1") for quote in "'\"" for text in _INJECTED]
     for term in subject.environment.spec.rewards.values():
-        wanted = next((one for one in texts_of(_as_written(getattr(term, "expect", None))) if "{" not in one), "1")
+        wanted = next((one for one in texts_of(_plain_value(getattr(term, "expect", None))) if "{" not in one), "1")
         for text in texts_in(getattr(term, "arguments", {})) if term.kind == "verify" else ():
             for found in _BETWEEN_QUOTES.finditer(text):
                 before = text[: found.start()]
@@ -75,7 +75,7 @@ def injection_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
     ]
 
 
-def _as_written(expect: Any) -> Any:
+def _plain_value(expect: Any) -> Any:
     return expect.model_dump(exclude_none=True) if hasattr(expect, "model_dump") else expect
 
 
@@ -91,18 +91,18 @@ def wildcard_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
 
 def abstaining_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
     """Says in the usual words that it gives no answer; () for words that are an answer of some task."""
-    taken, parts = _taken(subject), [one.casefold() for one in subject.asked if one.strip()]
+    taken, parts = _answers_as_words(subject), [one.casefold() for one in subject.asked if one.strip()]
     # A reward that looks for a part finds a "no" in "unknown" too.
     shared = [any(part in text.casefold() or text.casefold() in part for part in parts) for text in _ABSTAINS]
     pairs = zip(_ABSTAINS, shared, strict=True)
-    return [[] if is_shared or _says_some(text, taken) else [subject.form(text)] for text, is_shared in pairs]
+    return [[] if is_shared or _says_any(text, taken) else [subject.form(text)] for text, is_shared in pairs]
 
 
 def named_word_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
     """Says what the reward itself names, one text a way, as an answer and before it; no answer of any task."""
-    taken, words = _taken(subject), named_words(subject.environment)
+    taken, words = _answers_as_words(subject), named_words(subject.environment)
     parts = [one.casefold() for one in subject.asked if one.strip()]
-    said = [one for one in words if not _says_some(one, taken) and not any(part in one.casefold() for part in parts)]
+    said = [one for one in words if not _says_any(one, taken) and not any(part in one.casefold() for part in parts)]
     # A reward may count them.
     often = " ".join(f"{one} {one}" for one in said for _ in range(_OFTEN))
     often += f"\n{subject.text_of(subject.bare(said[0]))}" if said else ""
@@ -113,11 +113,11 @@ def named_word_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
     ]
 
 
-def _taken(subject: AuditSubject) -> Set[str]:
+def _answers_as_words(subject: AuditSubject) -> Set[str]:
     return {" ".join(_WORD.findall(one.casefold())) for one in (*subject.asked, *subject.options, *subject.accepted)}
 
 
-def _says_some(text: str, taken: Set[str]) -> bool:
+def _says_any(text: str, taken: Set[str]) -> bool:
     """True if an answer of some task stands in a text."""
     words = _WORD.findall(text.casefold())
     runs = {" ".join(words[first:last]) for first in range(len(words)) for last in range(first + 1, len(words) + 1)}
@@ -165,20 +165,20 @@ def named_words(environment: Environment) -> list[str]:
         targets = getattr(spec, "function", None), getattr(getattr(spec, "compare", None), "function", None)
         found += [text for one in targets for text in words_in_code(environment, f"rewards.{name}.function", one)]
         pattern = getattr(spec, "pattern", None)
-        found += example_of(pattern) if isinstance(pattern, str) and "{{" not in pattern else []
+        found += pattern_examples(pattern) if isinstance(pattern, str) and "{{" not in pattern else []
     return list(dict.fromkeys(text for text in found if re.search(r"[^\W\d_]", text)))[:_MOST_WORDS]
 
 
 def words_in_code(environment: Environment, key: str, target: object, *, least: int = 3) -> list[str]:
     """The short texts of the file of an author's function, `key` being where the spec names it."""
     try:
-        return [one for one in _strings(source_of(environment, key, target)) if len(one) >= least]
+        return [one for one in _texts_in_source(function_source(environment, key, target)) if len(one) >= least]
     except (ValueError, SyntaxError):
         return []
 
 
 @lru_cache(maxsize=16)
-def _strings(source: str) -> tuple[str, ...]:
+def _texts_in_source(source: str) -> tuple[str, ...]:
     """The texts of a module that are no docstrings and no keys, those first that are compared; patterns as examples."""
     tree = ast.parse(source)
     keys = {id(node.slice) for node in ast.walk(tree) if isinstance(node, ast.Subscript)}
@@ -188,10 +188,10 @@ def _strings(source: str) -> tuple[str, ...]:
     plain = [node.value for node in nodes if isinstance(node.value, str) and id(node) not in keys | told]
     # Of the alternatives of a pattern each is short.
     short = [text for text in plain if len(text) <= (_LONG if "|" in text else _SHORT)]
-    return tuple(made for text in short for made in example_of(text))
+    return tuple(made for text in short for made in pattern_examples(text))
 
 
-def example_of(pattern: str) -> list[str]:
+def pattern_examples(pattern: str) -> list[str]:
     """Texts that a regular expression matches, one for each of its alternatives, as far as that is easily seen."""
     found = []
     for part in re.split(r"[|]", pattern):
@@ -229,10 +229,10 @@ def expression_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
 
 def program_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
     """Programs that give the verdict themselves: they print it, end before they are tested, or equal anything."""
-    kinds = _languages(subject)
+    kinds = _answer_languages(subject)
     if not kinds:
         return []
-    texts = _verdicts(subject)
+    texts = _verdict_texts(subject)
     all_of = "\n".join(dict.fromkeys([*texts, *_VERDICTS]))
     ways: list[Sequence[Action]] = []
     for text in (*texts, all_of, *_VERDICTS[:1]):
@@ -261,17 +261,17 @@ def is_query(text: str) -> bool:
     return bool(_SQL.match(text)) and text.split(maxsplit=1)[0].casefold() in ("select", "with")
 
 
-def no_rows(query: str) -> str:
+def query_without_rows(query: str) -> str:
     """A query of the same columns, without conditions, that gives no row."""
     return _CONDITIONS.split(query, maxsplit=1)[0].strip().rstrip(";") + " LIMIT 0"
 
 
-def constant_programs(subject: AuditSubject) -> Sequence[Sequence[Action]]:
+def constant_program_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
     """Programs whose functions give the same whatever they are given, or what they are given."""
     names = re.findall(r"^def (\w+)", subject.right, re.MULTILINE)
     is_tested = any(term.kind == "tests" for term in subject.environment.spec.rewards.values())
     made = [[f"def {name}(*args, **named):\n    return {one}" for name in names] for one in _CONSTANTS if names]
-    return [[subject.form("\n".join(one))] for one in made if is_tested or "python" in _languages(subject)]
+    return [[subject.form("\n".join(one))] for one in made if is_tested or "python" in _answer_languages(subject)]
 
 
 def shown_parts(answer: str, prompt: str) -> str:
@@ -284,7 +284,7 @@ def shown_parts(answer: str, prompt: str) -> str:
     return ""
 
 
-def value_of(answer: str) -> str:
+def expression_value(answer: str) -> str:
     """The number that an expression is; "" for any other text, and for a number itself."""
     with suppress(CannotCalculate, ValueError, OverflowError):
         return "" if is_number(answer) else str(calculate(answer))
@@ -307,7 +307,7 @@ def joined_lists(options: Sequence[str]) -> str:
     return json.dumps(list({json.dumps(part): part for one in read for part in one}.values()))
 
 
-def _languages(subject: AuditSubject) -> set[str]:
+def _answer_languages(subject: AuditSubject) -> set[str]:
     """The languages in which an answer is run, as far as it can be told; none where no term runs it."""
     spec, found = subject.environment.spec, set[str]()
     right = subject.right
@@ -325,12 +325,12 @@ def _languages(subject: AuditSubject) -> set[str]:
     return found
 
 
-def _verdicts(subject: AuditSubject) -> list[str]:
+def _verdict_texts(subject: AuditSubject) -> list[str]:
     """The constants that a run is compared with and that are no task's own: of the spec, of the code, of all rows."""
     found: list[str] = []
     for term in subject.environment.spec.rewards.values():
         if term.kind == "verify":
-            found += [text for text in _constants(getattr(term, "expect", "")) if text and "{{" not in text]
+            found += [text for text in _constant_texts(getattr(term, "expect", "")) if text and "{{" not in text]
     rows = [set(texts_of(other.task)) for other in subject.others if other.task_index != subject.gold.task_index]
     common = set(texts_of(subject.task)).intersection(*rows) if len(rows) > 1 else set()
     found += sorted(text for text in common if len(text) <= _SHORT)
@@ -338,7 +338,7 @@ def _verdicts(subject: AuditSubject) -> list[str]:
     return list(dict.fromkeys(found))[:4]
 
 
-def _constants(expect: Any) -> list[str]:
+def _constant_texts(expect: Any) -> list[str]:
     value = expect.value if hasattr(expect, "value") else expect
     return [] if value is None else [str(value)]
 
@@ -357,7 +357,7 @@ def listed_scripts(subject: AuditSubject, answer: str, wrong: Sequence[str]) -> 
         return []
     # The right one stands in the middle: it must count for being among them, and not for being first or last.
     joined = joined_lists([*wrong, answer])
-    wrong = [*wrong[: _MAX_OPTIONS - 1], *strange(subject, LEAST_OPTIONS - len(wrong))]
+    wrong = [*wrong[: _MAX_OPTIONS - 1], *strange_answers(subject, LEAST_OPTIONS - len(wrong))]
     options = [*wrong[: len(wrong) // 2], answer, *wrong[len(wrong) // 2 :]]
     many = [*options[:2], answer, *options[-3:]]
     answers = "\n".join(subject.form_text(one) for one in many)
@@ -378,7 +378,7 @@ def listed_scripts(subject: AuditSubject, answer: str, wrong: Sequence[str]) -> 
     ]
 
 
-def strange(subject: AuditSubject, number: int = LEAST_OPTIONS + 1) -> list[str]:
+def strange_answers(subject: AuditSubject, number: int = LEAST_OPTIONS + 1) -> list[str]:
     """Wrong answers that are no other task's either: those may share words with the right one."""
     rng = random.Random(f"{subject.gold.split}/{subject.gold.task_index}")
     return [shaped(subject.right, rng) for _ in range(number)]

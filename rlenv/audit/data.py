@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlenv._base.bounded import grouped
-from rlenv.audit.golds import Gold, canonical, check_golds, golds_of, readers
+from rlenv.audit.golds import Gold, canonical_json, check_golds, gold_readers, golds_of
 from rlenv.audit.report import Hole, hole_of
 from rlenv.audit.shortcuts import check_tests
 from rlenv.checks.validate import validate_loaded
@@ -75,22 +75,22 @@ class DataFindings:
     findings: list[Hole]
     notes: list[str]
 
-    def report(self, hole: str, rows: Sequence[PromptRow], message: str, term: str = "") -> None:
+    def add_hole(self, hole: str, rows: Sequence[PromptRow], message: str, term: str = "") -> None:
         """A finding that one row is enough for."""
         splits = tuple(dict.fromkeys(row.split for row in rows))
-        self.findings.append(hole_of(hole, f"{message}: {named(rows)}", term, splits=splits))
+        self.findings.append(hole_of(hole, f"{message}: {list_places(rows)}", term, splits=splits))
 
-    def share(self, hole: str, rows: Sequence[PromptRow], of: int, message: str, term: str = "") -> None:
+    def add_share(self, hole: str, rows: Sequence[PromptRow], of: int, message: str, term: str = "") -> None:
         """A finding over so many of a split's rows, or a note where they are few of a large one."""
         if not rows:
             return
         if len(rows) >= _FEW * of:
-            self.report(hole, rows, message, term)
+            self.add_hole(hole, rows, message, term)
         else:
-            self.notes.append(f"{hole}: {message}: {named(rows)}")
+            self.notes.append(f"{hole}: {message}: {list_places(rows)}")
 
 
-def named(rows: Iterable[PromptRow]) -> str:
+def list_places(rows: Iterable[PromptRow]) -> str:
     """The rows' places, the first few of them."""
     places = [row.place for row in rows]
     return ", ".join(places[:_NAMED]) + (f" and {len(places) - _NAMED} more" if len(places) > _NAMED else "")
@@ -107,7 +107,7 @@ def check_data(environment: Environment, golds: Sequence[Trajectory]) -> tuple[t
     return tuple(found.findings), tuple(found.notes)
 
 
-def warned_of(environment: Environment, reader: Endpoint | None = None) -> list[Hole]:
+def warnings_as_holes(environment: Environment, reader: Endpoint | None = None) -> list[Hole]:
     """The warnings of validation by which a wrong answer earns or a right one does not, with their terms.
 
     With a reader's endpoint what its model reads too, which is shown what scripted episodes earn.
@@ -124,7 +124,7 @@ def warned_of(environment: Environment, reader: Endpoint | None = None) -> list[
 
 def read_rows(environment: Environment, played: Mapping[str, Sequence[Trajectory]], notes: list[str]) -> Rows:
     """The rows of the splits that the oracle played, those that it did not play too."""
-    readable = readers(environment)
+    readable = gold_readers(environment)
     renders = not any("resources" in one.names for one in environment.parts.prompted)
     found: dict[str, list[PromptRow]] = {}
     for split, trajectories in played.items():
@@ -186,40 +186,40 @@ def seen_columns(environment: Environment) -> Set[str] | None:
 def check_rows(environment: Environment, rows: Rows, found: DataFindings) -> None:
     """Findings over whole rows: repeats, golds that contradict each other, missing values, broken texts."""
     seen = seen_columns(environment)
-    keys = {split: [_key(row, seen) for row in some] for split, some in rows.items()}
-    _repeats(rows, keys, found, opaque=seen is None)
-    _overlaps(rows, keys, found, opaque=seen is None)
+    keys = {split: [_row_key(row, seen) for row in some] for split, some in rows.items()}
+    _check_repeats(rows, keys, found, opaque=seen is None)
+    _check_overlaps(rows, keys, found, opaque=seen is None)
     for some in rows.values():
-        _contradictions(some, seen, found)
-        _missing(environment, some, found)
-        _broken(some, found)
+        _check_contradictions(some, seen, found)
+        _check_missing_values(environment, some, found)
+        _check_broken_texts(some, found)
 
 
-def _plain(text: str) -> str:
+def _normalise_text(text: str) -> str:
     """A text without case, repeated space and marks around words: what a copy may differ in."""
     words = (word.strip(_MARKS) or word for word in unicodedata.normalize("NFC", text).casefold().split())
     return " ".join(words)
 
 
-def _data(row: PromptRow, seen: Set[str] | None) -> str:
+def _other_data(row: PromptRow, seen: Set[str] | None) -> str:
     """The other data that the row gives a policy, as text that is equal for equal data."""
     columns = row.task if seen is None else {name: row.task.get(name) for name in seen}
-    return canonical(columns)
+    return canonical_json(columns)
 
 
-def _key(row: PromptRow, seen: Set[str] | None) -> tuple[object, ...]:
+def _row_key(row: PromptRow, seen: Set[str] | None) -> tuple[object, ...]:
     """Equal for rows that are one task twice."""
     if row.prompt is None:
-        return (canonical(row.task),)
+        return (canonical_json(row.task),)
     golds = tuple((term, tuple(sorted(gold.text for gold in golds))) for term, golds in sorted(row.golds.items()))
-    return _plain(row.prompt), golds or row.answer, _data(row, seen)
+    return _normalise_text(row.prompt), golds or row.answer, _other_data(row, seen)
 
 
-def _prompts(rows: Sequence[PromptRow]) -> list[str]:
-    return [_plain(row.prompt) for row in rows if row.prompt is not None]
+def _normal_prompts(rows: Sequence[PromptRow]) -> list[str]:
+    return [_normalise_text(row.prompt) for row in rows if row.prompt is not None]
 
 
-def _by_chance(prompts: Sequence[str], others: Sequence[str]) -> float:
+def _expected_repeats(prompts: Sequence[str], others: Sequence[str]) -> float:
     """The expected number of `prompts` among `others` where both are drawn from as few questions as they look like.
 
     Prompts of equally many words are one template; it has as many questions as its slots have combinations. What
@@ -254,7 +254,7 @@ def _is_chance(count: int, expected: float) -> bool:
     return 1 - below > _NO_SURPRISE
 
 
-def _repeats(rows: Rows, keys: Mapping[str, Sequence[object]], found: DataFindings, *, opaque: bool) -> None:
+def _check_repeats(rows: Rows, keys: Mapping[str, Sequence[object]], found: DataFindings, *, opaque: bool) -> None:
     for split, some in rows.items():
         first: dict[object, PromptRow] = {}
         again, pairs = [], []
@@ -267,21 +267,21 @@ def _repeats(rows: Rows, keys: Mapping[str, Sequence[object]], found: DataFindin
         message = f"{len(again)} of {len(some)} rows in split '{split}' stand there before ({'; '.join(pairs[:3])})"
         if not opaque and len(some) >= _ENOUGH and _REPEATED * len(first) <= len(some):
             fix = "more rows of them teach and measure no more: write other questions"
-            found.report(
+            found.add_hole(
                 "few_questions", again, f"{len(some)} rows in split '{split}' ask {len(first)} questions; {fix}"
             )
         elif opaque and again:
             # What code makes of a row may differ by the episode's seed.
             found.notes.append(f"{message}; whether their episodes differ is known to the code that reads them")
-        elif again and _is_chance(len(again), _by_chance(prompts := _prompts(some), prompts) / 2):
+        elif again and _is_chance(len(again), _expected_repeats(prompts := _normal_prompts(some), prompts) / 2):
             found.notes.append(
                 f"{message}; there are few questions of this kind, and so many repeats are to be expected"
             )
         else:
-            found.share("duplicate_rows", again, len(some), f"{message}; drop the copies")
+            found.add_share("duplicate_rows", again, len(some), f"{message}; drop the copies")
 
 
-def _overlaps(rows: Rows, keys: Mapping[str, Sequence[object]], found: DataFindings, *, opaque: bool) -> None:
+def _check_overlaps(rows: Rows, keys: Mapping[str, Sequence[object]], found: DataFindings, *, opaque: bool) -> None:
     for one, other in itertools.combinations(rows, 2):
         held = [split for split in (one, other) if _EVALUATES.search(split.lower())]
         inner, outer = (other, one) if other in held or not held else (one, other)
@@ -291,18 +291,18 @@ def _overlaps(rows: Rows, keys: Mapping[str, Sequence[object]], found: DataFindi
         message = f"{len(pairs)} of {len(rows[inner])} rows in split '{inner}' stand in '{outer}' too ({shown})"
         if not pairs:
             continue
-        expected = _by_chance(_prompts(rows[inner]), _prompts(rows[outer]))
+        expected = _expected_repeats(_normal_prompts(rows[inner]), _normal_prompts(rows[outer]))
         if _is_chance(len(pairs), expected):
             found.notes.append(f"{message}; there are few questions of this kind, and so many are to be expected")
         elif held and not opaque:
             fix = f"drop them from '{outer}', or success on '{inner}' is partly memory"
-            found.share("split_overlap", [row for row, _ in pairs], len(rows[inner]), f"{message}; {fix}")
+            found.add_share("split_overlap", [row for row, _ in pairs], len(rows[inner]), f"{message}; {fix}")
         else:
             why = "whether their episodes differ is known to the code that reads them" if opaque else "neither measures"
             found.notes.append(f"{message}; {why}")
 
 
-def _contradictions(rows: Sequence[PromptRow], seen: Set[str] | None, found: DataFindings) -> None:
+def _check_contradictions(rows: Sequence[PromptRow], seen: Set[str] | None, found: DataFindings) -> None:
     groups: dict[str, list[PromptRow]] = defaultdict(list)
     for row in rows:
         if row.prompt is not None and (row.golds or row.answer is not None):
@@ -311,22 +311,22 @@ def _contradictions(rows: Sequence[PromptRow], seen: Set[str] | None, found: Dat
     pairs, told_apart = [], []
     for group in groups.values():
         for row in group[1:]:
-            if not (term := _differ(group[0], row)):
+            if not (term := _contradiction(group[0], row)):
                 continue
-            if _data(group[0], seen) != _data(row, seen):
+            if _other_data(group[0], seen) != _other_data(row, seen):
                 told_apart.append(row)
                 continue
             against.append(row)
             pairs.append(f"{group[0].place} and {row.place} ({term})")
     if told_apart:
         message = "rows have an earlier row's prompt and another gold; tools or resources give them other data"
-        found.notes.append(f"{len(told_apart)} {message}: {named(told_apart)}")
+        found.notes.append(f"{len(told_apart)} {message}: {list_places(told_apart)}")
     message = f"{len(against)} rows ask what another row asks, show the same and want another answer"
     fix = "drop one of each, put into the prompt what tells them apart, or accept both answers"
-    found.share("contradictory_golds", against, len(rows), f"{message}: {'; '.join(pairs[:3])}; {fix}")
+    found.add_share("contradictory_golds", against, len(rows), f"{message}: {'; '.join(pairs[:3])}; {fix}")
 
 
-def _differ(one: PromptRow, other: PromptRow) -> str:
+def _contradiction(one: PromptRow, other: PromptRow) -> str:
     """In what two rows contradict each other: a term, or the oracle's answer where no term names a gold."""
     for term, golds in one.golds.items():
         theirs = {gold.key for gold in other.golds.get(term, ())}
@@ -338,7 +338,7 @@ def _differ(one: PromptRow, other: PromptRow) -> str:
     return f"{one.answer!r:.40} and {other.answer!r:.40}"
 
 
-def _missing(environment: Environment, rows: Sequence[PromptRow], found: DataFindings) -> None:
+def _check_missing_values(environment: Environment, rows: Sequence[PromptRow], found: DataFindings) -> None:
     """Values that are not there, and that the prompt shows as the word None or nan."""
     columns = {
         path[1] for one in environment.parts.prompted for path in one.paths if path[0] == "task" and len(path) > 1
@@ -354,23 +354,23 @@ def _missing(environment: Environment, rows: Sequence[PromptRow], found: DataFin
                 continue
             shown = [row for row in lacking if pattern.search(row.prompt or "") and row.task.get(column) != word]
             message = f"'{column}' has no value and the prompt says {word!r}; fill it in or guard the template"
-            found.share("missing_values", shown, len(rows), message)
+            found.add_share("missing_values", shown, len(rows), message)
 
 
-def _broken(rows: Sequence[PromptRow], found: DataFindings) -> None:
+def _check_broken_texts(rows: Sequence[PromptRow], found: DataFindings) -> None:
     """Texts that were decoded by the wrong table, or hold what no text holds."""
     bad, shown = [], ""
     for row in rows:
         texts = [row.prompt or "", *(gold.text for golds in row.golds.values() for gold in golds)]
-        if broken := next((piece for text in texts for piece in _pieces(text)), ""):
+        if broken := next((piece for text in texts for piece in _broken_pieces(text)), ""):
             bad.append(row)
             shown = shown or repr(broken)
-    found.share(
+    found.add_share(
         "broken_text", bad, len(rows), f"prompts or golds hold {shown}, which no reader wrote; decode them anew"
     )
 
 
-def _pieces(text: str) -> Iterable[str]:
+def _broken_pieces(text: str) -> Iterable[str]:
     yield from _CONTROL.findall(text)
     for run in _RUN.findall(text):
         try:

@@ -57,7 +57,7 @@ class GoldReader:
     """Whether the term's gate may be open on a row."""
 
 
-def readers(environment: Environment) -> tuple[GoldReader, ...]:
+def gold_readers(environment: Environment) -> tuple[GoldReader, ...]:
     """Those of all terms whose golds stand in the row, and in nothing else."""
     found = []
     for term in environment.parts.terms:
@@ -79,7 +79,7 @@ def readers(environment: Environment) -> tuple[GoldReader, ...]:
     return tuple(found)
 
 
-def canonical(value: Any) -> str:
+def canonical_json(value: Any) -> str:
     """A value as text that is equal for equal values."""
     try:
         return json.dumps(value, sort_keys=True, default=str)
@@ -98,40 +98,40 @@ def golds_of(
         except TemplateError:
             continue
         values = value if reader.is_list and isinstance(value, (list, tuple)) else [value]
-        texts = [one if isinstance(one, str) else canonical(one) for one in values]
-        found[reader.term.name] = tuple(Gold(text, _key(reader, text)) for text in texts)
+        texts = [one if isinstance(one, str) else canonical_json(one) for one in values]
+        found[reader.term.name] = tuple(Gold(text, _gold_key(reader, text)) for text in texts)
     return found
 
 
-def _key(reader: GoldReader, text: str) -> str:
+def _gold_key(reader: GoldReader, text: str) -> str:
     exact = number(text) if getattr(reader.term.spec, "rule", "") == "numeric_match" else None
     return str(exact.normalize()) if exact is not None else reader.normalise(text)
 
 
 def check_golds(environment: Environment, rows: Rows, found: DataFindings) -> None:
     """Findings over golds: empty, unreadable, merged by a normaliser, the same for most rows, absent from options."""
-    for reader in readers(environment):
+    for reader in gold_readers(environment):
         for split, some in rows.items():
-            _empty(reader, some, found)
-            _unreadable(reader, split, some, environment, found)
-            _merged(reader, some, found)
-            _shared(reader, some, found)
+            _check_empty(reader, some, found)
+            _check_unreadable(reader, split, some, environment, found)
+            _check_merged(reader, some, found)
+            _check_shared(reader, some, found)
     for split, some in rows.items():
-        if not _options(split, some, found):
-            _constant(environment, split, some, found)
+        if not _check_options(split, some, found):
+            _check_constant(environment, split, some, found)
 
 
-def _empty(reader: GoldReader, rows: Sequence[PromptRow], found: DataFindings) -> None:
+def _check_empty(reader: GoldReader, rows: Sequence[PromptRow], found: DataFindings) -> None:
     name = reader.term.name
     # An empty JSON text or list may well be what is asked for; an empty text is what everybody writes.
     bad = [row for row in rows if any(not gold.key for gold in row.golds.get(name, ()))]
     if bad:
         shown = next(gold.text for gold in bad[0].golds[name] if not gold.key)
         message = f"{len(bad)} of {len(rows)} golds are empty as '{name}' compares them, such as {shown!r}"
-        found.report("empty_gold", bad, f"{message}; fill them in, drop the rows or use another `normalise`", name)
+        found.add_hole("empty_gold", bad, f"{message}; fill them in, drop the rows or use another `normalise`", name)
 
 
-def _unreadable(
+def _check_unreadable(
     reader: GoldReader, split: str, rows: Sequence[PromptRow], environment: Environment, found: DataFindings
 ) -> None:
     term = reader.term
@@ -145,16 +145,16 @@ def _unreadable(
             continue  # said already
         if not reader.counts(row.task):
             continue
-        fault = gold_fault(term, row.task, environment.spec.vars) or _broken_json(term, golds)
+        fault = gold_fault(term, row.task, environment.spec.vars) or _json_fault(term, golds)
         if fault:
             bad.append(row)
             why = why or fault
     if bad:
         message = f"'{term.name}' cannot read {len(bad)} of {len(rows)} golds ({why:.200})"
-        found.report("unreadable_gold", bad, f"{message}; write them as the rule reads them", term.name)
+        found.add_hole("unreadable_gold", bad, f"{message}; write them as the rule reads them", term.name)
 
 
-def _broken_json(term: Term, golds: Sequence[Gold]) -> str:
+def _json_fault(term: Term, golds: Sequence[Gold]) -> str:
     """The reason why a gold that begins as JSON is none: for a plain text, as it is taken for, nobody answers it."""
     if getattr(term.spec, "rule", "") != "json_match":
         return ""
@@ -167,7 +167,7 @@ def _broken_json(term: Term, golds: Sequence[Gold]) -> str:
     return ""
 
 
-def _merged(reader: GoldReader, rows: Sequence[PromptRow], found: DataFindings) -> None:
+def _check_merged(reader: GoldReader, rows: Sequence[PromptRow], found: DataFindings) -> None:
     """Golds that mean different things and are one for the term: -5 and 5, C++ and C."""
     name = reader.term.name
     if reader.normalise is not qa and getattr(reader.term.spec, "normalise", "") != "qa":
@@ -176,17 +176,17 @@ def _merged(reader: GoldReader, rows: Sequence[PromptRow], found: DataFindings) 
     for row in rows:
         for gold in row.golds.get(name, ()):
             if gold.key:
-                by_key[gold.key].setdefault(_meaning(gold.text), row)
+                by_key[gold.key].setdefault(_gold_meaning(gold.text), row)
     merged = [(key, meanings) for key, meanings in by_key.items() if len(meanings) > 1]
     if merged:
         key, meanings = merged[0]
         shown = " and ".join(repr(one) for one in list(meanings)[:2])
         message = f"`qa` normalisation makes {shown} the same ({key!r}), so that one is right where the other is gold"
         bad = [row for _, some in merged for row in list(some.values())[1:]]
-        found.report("merged_golds", bad, f"{message}; use `normalise: case`, or numeric_match for numbers", name)
+        found.add_hole("merged_golds", bad, f"{message}; use `normalise: case`, or numeric_match for numbers", name)
 
 
-def _shared(reader: GoldReader, rows: Sequence[PromptRow], found: DataFindings) -> None:
+def _check_shared(reader: GoldReader, rows: Sequence[PromptRow], found: DataFindings) -> None:
     """Accepted answers that many rows of other golds accept too: the kind of thing that is asked for."""
     name = reader.term.name
     by_key: dict[str, dict[str, PromptRow]] = defaultdict(dict)
@@ -197,15 +197,15 @@ def _shared(reader: GoldReader, rows: Sequence[PromptRow], found: DataFindings) 
     shared = {key: at for key, at in by_key.items() if len(key) > _LABEL and len(at) >= _SHARED and key not in at}
     for key in sorted(shared, key=lambda one: -len(shared[one]))[:1]:
         message = f"{key!r} is accepted beside {len(shared[key])} different golds: it names none of them; take it out"
-        found.report("merged_golds", [*shared[key].values()], message, name)
+        found.add_hole("merged_golds", [*shared[key].values()], message, name)
 
 
-def _meaning(text: str) -> str:
+def _gold_meaning(text: str) -> str:
     exact = number(text)
     return str(exact.normalize()) if exact is not None else _DROPPED.sub("", text.casefold())
 
 
-def tail(hits: int, of: int, chance: float) -> float:
+def binomial_tail(hits: int, of: int, chance: float) -> float:
     """The probability of so many hits or more, each by `chance`: the upper tail of the binomial distribution."""
     if chance >= 1:
         return 1.0
@@ -222,10 +222,10 @@ def tail(hits: int, of: int, chance: float) -> float:
     return min(1.0, math.fsum(math.exp(one) for one in logs))
 
 
-def _constant(environment: Environment, split: str, rows: Sequence[PromptRow], found: DataFindings) -> None:
+def _check_constant(environment: Environment, split: str, rows: Sequence[PromptRow], found: DataFindings) -> None:
     """A gold that most rows share, where golds are most of the reward."""
     paying = [spec for spec in environment.spec.rewards.values() if spec.usual_weight > 0]
-    named = {reader.term.name for reader in readers(environment)}
+    named = {reader.term.name for reader in gold_readers(environment)}
     weights = {name: spec.usual_weight for name, spec in environment.spec.rewards.items() if spec.usual_weight > 0}
     if 2 * sum(weight for name, weight in weights.items() if name in named) <= sum(weights.values()) or not paying:
         return
@@ -238,12 +238,12 @@ def _constant(environment: Environment, split: str, rows: Sequence[PromptRow], f
     ((gold, count),) = joint.most_common(1)
     classes = len(joint)
     chance = 1 / classes if 1 < classes <= _MOST_CLASSES else 0.5
-    if count / total >= _CONSTANT and (classes == 1 or tail(count, total, chance) < _RARE):
+    if count / total >= _CONSTANT and (classes == 1 or binomial_tail(count, total, chance) < _RARE):
         shown = gold[0][1]
         message = f"the gold is {shown!r:.40} for {count} of {total} rows in split '{split}'"
         fix = f"whoever always says so earns {count / total:.0%}, by chance {chance:.0%}; balance the rows"
         same = [row for row in rows if tuple((term, one[0].key) for term, one in row.golds.items() if one) == gold]
-        found.report("constant_gold", same, f"{message}: {fix}", gold[0][0])
+        found.add_hole("constant_gold", same, f"{message}: {fix}", gold[0][0])
 
 
 def _option_columns(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, dict[int, Mapping[str, str]]]]:
@@ -275,11 +275,11 @@ def _place_of(golds: Sequence[str], options: Mapping[str, str]) -> int | None:
     return None
 
 
-def _options(split: str, rows: Sequence[PromptRow], found: DataFindings) -> bool:
+def _check_options(split: str, rows: Sequence[PromptRow], found: DataFindings) -> bool:
     """Golds that are none of their row's options, and options whose place gives the gold away; True for the latter."""
     for column, options in _option_columns([row.task for row in rows]):
         places = [
-            (row, len(options[at]), _place_of(_said(row), options[at])) for at, row in enumerate(rows) if at in options
+            (row, len(options[at]), _place_of(_golds(row), options[at])) for at, row in enumerate(rows) if at in options
         ]
         known = [(row, size, place) for row, size, place in places if place is not None]
         if 2 * len(known) < len(places):
@@ -289,23 +289,23 @@ def _options(split: str, rows: Sequence[PromptRow], found: DataFindings) -> bool
             f"the gold is none of the options in '{column}' on {len(lost)} of {len(places)} rows of split '{split}'"
         )
         if lost:
-            found.report("gold_not_in_options", lost, f"{message}; mend the options or the gold")
+            found.add_hole("gold_not_in_options", lost, f"{message}; mend the options or the gold")
         counts = Counter(place for _, _, place in known)
         ((place, count),) = counts.most_common(1)
         chance = sum(1 / size for _, size, _ in known) / len(known)
-        if count / len(known) >= _CONSTANT and tail(count, len(known), chance) < _RARE:
+        if count / len(known) >= _CONSTANT and binomial_tail(count, len(known), chance) < _RARE:
             message = f"the gold is option {place + 1} of '{column}' on {count} of {len(known)} rows of split '{split}'"
             same = [row for row, _, at in known if at == place]
-            found.report("option_position", same, f"{message}, by chance {chance:.0%}; shuffle the options")
+            found.add_hole("option_position", same, f"{message}, by chance {chance:.0%}; shuffle the options")
             return True
     return False
 
 
-def _said(row: PromptRow) -> list[str]:
+def _golds(row: PromptRow) -> list[str]:
     return [gold.text for golds in row.golds.values() for gold in golds] or [row.answer or ""]
 
 
-def source_of(environment: Environment, key: str, target: object) -> str:
+def function_source(environment: Environment, key: str, target: object) -> str:
     """The text of the file of an author's function, `key` being where the spec names it; "" for none that is read."""
     file, _, _ = str(target or "").rpartition(":")
     try:
@@ -314,24 +314,24 @@ def source_of(environment: Environment, key: str, target: object) -> str:
         return ""
 
 
-def ended_by(environment: Environment, term: str) -> str:
+def end_flag_of(environment: Environment, term: str) -> str:
     """What a term reads that says that a world is over, however it ended; "" for none."""
     spec = environment.spec.rewards[term]
     name = re.escape(str(getattr(spec, "function", "")).rpartition(":")[2])
-    own = re.search(rf"^def {name}\(.*?(?=^\S|\Z)", _code(environment, term), re.MULTILINE | re.DOTALL)
+    own = re.search(rf"^def {name}\(.*?(?=^\S|\Z)", _term_source(environment, term), re.MULTILINE | re.DOTALL)
     found = _OVER.search((own[0] if own else "") + str(getattr(spec, "value", "")))
     return found[1] if found else ""
 
 
-def _code(environment: Environment, term: str) -> str:
+def _term_source(environment: Environment, term: str) -> str:
     spec = environment.spec.rewards[term]
     targets = [getattr(one, "function", None) for one in (spec, getattr(spec, "compare", None))]
-    return "\n".join(source_of(environment, f"rewards.{term}.function", one) for one in targets).strip()
+    return "\n".join(function_source(environment, f"rewards.{term}.function", one) for one in targets).strip()
 
 
-def reader_of(environment: Environment, term: str) -> Callable[[str], object]:
+def column_test_of(environment: Environment, term: str) -> Callable[[str], object]:
     """Tells if a term with code reads a column; where that cannot be said it reads all."""
-    code = _code(environment, term)
+    code = _term_source(environment, term)
     if not code or _TAKES_ROWS.search(code):
         return bool
     text = f"{code}\n{environment.spec.rewards[term].model_dump_json()}".replace("context.answer", "")
@@ -340,11 +340,11 @@ def reader_of(environment: Environment, term: str) -> Callable[[str], object]:
 
 def unread_columns(environment: Environment, term: str, golds: Sequence[Trajectory]) -> list[str]:
     """The columns that prompts state and a term's code never reads, where it reads none with the right answer."""
-    reads, some, found = reader_of(environment, term), golds[:_MOST_READ], list[str]()
+    reads, some, found = column_test_of(environment, term), golds[:_MOST_READ], list[str]()
     for name in golds[0].task if not environment.parts.resources else ():
         values = [one.task.get(name) for one in some]
         parts = [[*map(str, one)] if isinstance(one, (list, tuple, Mapping)) else [str(one)] for one in values]
-        beside = list(zip(some, parts, map(canonical, values), strict=True))
+        beside = list(zip(some, parts, map(canonical_json, values), strict=True))
         if all((one.answer or "").strip() in (*held, whole) for one, held, whole in beside):
             if reads(name):
                 return []

@@ -124,7 +124,7 @@ def read_anchors(path: str | Path) -> list[Anchor]:
     return found
 
 
-def _variants(message: str) -> dict[str, tuple[str, str]]:
+def _pairs_of(message: str) -> dict[str, tuple[str, str]]:
     """Pairs of messages that say the same; a fair judge gives both of a pair one score."""
     return {
         "position": (f"{message}\n\n{_NEUTRAL}", f"{_NEUTRAL}\n\n{message}"),
@@ -162,29 +162,29 @@ async def audit_judge(
         if not low <= anchor.label <= high:
             label = f"the label {anchor.label:g} of anchor {number}"
             raise UsageError(f"{label} is outside of the scale of '{judge.name}', {low:g} to {high:g}")
-    earlier = _earlier(before, judge, len(anchors), _digest(anchors)) if before is not None else None
+    earlier = _check_earlier(before, judge, len(anchors), _anchors_digest(anchors)) if before is not None else None
     reasons: Counter[str] = Counter()
     asked = await judge.ask([(anchor.task, anchor.message) for anchor in anchors], reasons)
     if earlier is not None:
         _check_prompt(earlier, judge.digests)
     scores = [one.score for one in asked]
-    varied = {name: await _varied(judge, anchors, name) for name in _variants("")}
-    report = _report(judge, anchors, asked, varied, invalid_reasons=dict(reasons.most_common()))
+    varied = {name: await _ask_pairs(judge, anchors, name) for name in _pairs_of("")}
+    report = _build_report(judge, anchors, asked, varied, invalid_reasons=dict(reasons.most_common()))
     if earlier is not None:
-        report = replace(report, drift=_change(earlier["scores"], scores, judge.scale, seed))
-    return replace(report, findings=tuple(_findings(report, min_kappa)))
+        report = replace(report, drift=_mean_gap(earlier["scores"], scores, judge.scale, seed))
+    return replace(report, findings=tuple(_judge_findings(report, min_kappa)))
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Scored:
     """The score of a message and those of the panel's members, in order; None where there is none."""
 
     score: float | None
     members: tuple[float | None, ...]
 
 
-Asked = Sequence[_Asked]
-Varied = Mapping[str, tuple[Asked, Asked]]
+Scored = Sequence[_Scored]
+Paired = Mapping[str, tuple[Scored, Scored]]
 """What is said to one message of each pair and to the other, by what they differ in."""
 
 
@@ -203,44 +203,44 @@ class _Judge:
         self.panel = (term.spec.combine, *weights, term.spec.quorum) if weights else ()
         self.digests: dict[str, None] = {}
         self.by_member: list[str] = [""] * len(listed)
-        self._ask = partial(asked_alone, environment, term, seed=seed)
+        self._ask = partial(ask_judge_alone, environment, term, seed=seed)
         self._places = asyncio.Semaphore(_AT_ONCE)
 
-    def shares(self, pairs: Pairs) -> list[tuple[float, float]]:
+    def as_shares(self, pairs: Pairs) -> list[tuple[float, float]]:
         """Pairs of scores as shares of the scale."""
         low, high = self.scale
         return [((a - low) / (high - low), (b - low) / (high - low)) for a, b in pairs]
 
     async def ask(
         self, asked: Sequence[tuple[Mapping[str, Any], str]], reasons: Counter[str] | None = None
-    ) -> list[_Asked]:
+    ) -> list[_Scored]:
         """One score for each (task, message), None where it is invalid; `reasons` counts what was wrong."""
         counted = Counter[str]() if reasons is None else reasons
-        return await asyncio.gather(*(self._score(task, message, counted) for task, message in asked))
+        return await asyncio.gather(*(self._ask_for_score(task, message, counted) for task, message in asked))
 
-    async def _score(self, task: Mapping[str, Any], message: str, reasons: Counter[str]) -> _Asked:
+    async def _ask_for_score(self, task: Mapping[str, Any], message: str, reasons: Counter[str]) -> _Scored:
         turn = Turn(0, message, ParsedAction(message))
         async with self._places:
             measured = await self._ask(task, (turn,), message, reasons=reasons)
         if measured is None:
-            return _Asked(None, (None,) * len(self.models))
+            return _Scored(None, (None,) * len(self.models))
         judges = measured.details["judges"]
         for place, asked in enumerate(judges):
             self.digests[asked["prompt_sha256"]] = None
             self.by_member[place] = asked["prompt_sha256"]
-        return _Asked(float(measured.details["raw"]), tuple(one["score"] for one in judges))
+        return _Scored(float(measured.details["raw"]), tuple(one["score"] for one in judges))
 
 
-async def _varied(judge: _Judge, anchors: Sequence[Anchor], name: str) -> tuple[list[_Asked], list[_Asked]]:
+async def _ask_pairs(judge: _Judge, anchors: Sequence[Anchor], name: str) -> tuple[list[_Scored], list[_Scored]]:
     """The judge's answers to one message of each pair and to the other."""
     first, second = [
-        await judge.ask([(anchor.task, _variants(anchor.message)[name][side]) for anchor in anchors]) for side in (0, 1)
+        await judge.ask([(anchor.task, _pairs_of(anchor.message)[name][side]) for anchor in anchors]) for side in (0, 1)
     ]
     return first, second
 
 
 @dataclass(frozen=True, slots=True)
-class _Heard:
+class _Figures:
     """The answers of a judge, or of one of a panel, to the anchors and to the pairs that differ in one thing."""
 
     scores: tuple[float | None, ...]
@@ -250,25 +250,27 @@ class _Heard:
     bias: Mapping[str, Estimate]
 
 
-def _heard(judge: _Judge, labels: Sequence[float], asked: Asked, varied: Varied, member: int | None = None) -> _Heard:
-    def scores(some: Asked) -> tuple[float | None, ...]:
+def _figures(
+    judge: _Judge, labels: Sequence[float], asked: Scored, varied: Paired, member: int | None = None
+) -> _Figures:
+    def scores(some: Scored) -> tuple[float | None, ...]:
         return tuple(one.score if member is None else one.members[member] for one in some)
 
     mine = scores(asked)
     pairs = [(label, score) for label, score in zip(labels, mine, strict=True) if score is not None]
-    bias = {name: _change(scores(one), scores(two), judge.scale, judge.seed) for name, (one, two) in varied.items()}
+    bias = {name: _mean_gap(scores(one), scores(two), judge.scale, judge.seed) for name, (one, two) in varied.items()}
     agreed = bootstrap(pairs, kappa, seed=judge.seed)
-    return _Heard(mine, pairs, agreed, bootstrap(judge.shares(pairs), distance, seed=judge.seed), bias)
+    return _Figures(mine, pairs, agreed, bootstrap(judge.as_shares(pairs), distance, seed=judge.seed), bias)
 
 
-def _report(
-    judge: _Judge, anchors: Sequence[Anchor], asked: Asked, varied: Varied, *, invalid_reasons: Mapping[str, int]
+def _build_report(
+    judge: _Judge, anchors: Sequence[Anchor], asked: Scored, varied: Paired, *, invalid_reasons: Mapping[str, int]
 ) -> JudgeReport:
     """The report without drift and findings."""
     labels = [anchor.label for anchor in anchors]
-    whole, step, members = _heard(judge, labels, asked, varied), _steps(labels), list[MemberReport]()
+    whole, step, members = _figures(judge, labels, asked, varied), _step_rounder(labels), list[MemberReport]()
     for place, model in enumerate(judge.models if len(judge.models) > 1 else ()):
-        one = _heard(judge, labels, asked, varied, place)
+        one = _figures(judge, labels, asked, varied, place)
         named = (judge.endpoints[place], model, judge.by_member[place])
         members.append(MemberReport(*named, one.scores.count(None), one.kappa, one.error, one.bias))
     return JudgeReport(
@@ -277,7 +279,7 @@ def _report(
         prompt_sha256=tuple(judge.digests),
         models=judge.models,
         panel=judge.panel,
-        anchors_sha256=_digest(anchors),
+        anchors_sha256=_anchors_digest(anchors),
         anchors=len(anchors),
         invalid=whole.scores.count(None),
         invalid_reasons=invalid_reasons,
@@ -296,12 +298,12 @@ def _report(
     )
 
 
-def _digest(anchors: Sequence[Anchor]) -> str:
+def _anchors_digest(anchors: Sequence[Anchor]) -> str:
     written = [[dict(anchor.task), anchor.message, anchor.label] for anchor in anchors]
     return hashlib.sha256(json.dumps(written, sort_keys=True, default=str).encode("utf-8", "replace")).hexdigest()
 
 
-def _findings(report: JudgeReport, min_kappa: float) -> Iterator[str]:
+def _judge_findings(report: JudgeReport, min_kappa: float) -> Iterator[str]:
     if report.invalid:
         most = list(report.invalid_reasons.items())[:_LISTED]
         why = "; ".join(f"{count} times: {reason}" for reason, count in most)
@@ -337,7 +339,7 @@ def judge_of(environment: Environment, term: str | None) -> Term:
     return judges[term]
 
 
-def _steps(labels: Sequence[float]) -> Callable[[float], float]:
+def _step_rounder(labels: Sequence[float]) -> Callable[[float], float]:
     """A function that moves a score to the nearest step of the labels."""
     if all(label.is_integer() for label in labels):
         return lambda score: float(math.floor(score + 0.5))
@@ -345,7 +347,7 @@ def _steps(labels: Sequence[float]) -> Callable[[float], float]:
     return lambda score: min(levels, key=lambda level: abs(level - score))
 
 
-def _earlier(before: Mapping[str, Any], judge: _Judge, count: int, anchors_sha256: str) -> Mapping[str, Any]:
+def _check_earlier(before: Mapping[str, Any], judge: _Judge, count: int, anchors_sha256: str) -> Mapping[str, Any]:
     """An earlier report that may be compared with one of this judge and of these anchors.
 
     Raises UsageError: it may not.
@@ -382,7 +384,7 @@ def _check_prompt(before: Mapping[str, Any], digests: Mapping[str, None]) -> Non
         )
 
 
-def _change(
+def _mean_gap(
     before: Sequence[float | None], after: Sequence[float | None], scale: tuple[float, float], seed: int
 ) -> Estimate:
     """The mean difference of scores of the same things, as a share of the scale; what has none is left out."""
@@ -391,7 +393,7 @@ def _change(
     return bootstrap(known, mean, seed=seed)
 
 
-async def asked_alone(
+async def ask_judge_alone(
     environment: Environment,
     term: Term,
     task: Mapping[str, Any],
@@ -406,12 +408,12 @@ async def asked_alone(
     vars, scope = environment.spec.vars, environment.scope
     try:
         with asks(f"judge {term.name}"):
-            return await term.measure_async(RewardContext(task, (), turns, answer, {}, vars, _no_call, "", scope, seed))
+            return await term.measure_async(RewardContext(task, (), turns, answer, {}, vars, _refuse, "", scope, seed))
     except EpisodeError as error:
         reasons[redact_within(str(error), _MAX_REASON)] += 1
         return None
 
 
-async def _no_call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+async def _refuse(name: str, arguments: Mapping[str, Any]) -> ToolResult:
     """Stands for the tools of an episode that was not played. Raises UsageError."""
     raise UsageError(f"a judge called the tool '{name}'")

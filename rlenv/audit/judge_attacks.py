@@ -18,7 +18,7 @@ import jinja2
 import jinja2.meta
 
 from rlenv._base.bounded import cut_middle
-from rlenv.audit.judge import asked_alone
+from rlenv.audit.judge import ask_judge_alone
 from rlenv.audit.report import Hole, HoleEpisode, JudgedTerm, JudgeFall, hole_of, mean_of
 from rlenv.audit.subject import AuditSubject, Progress
 from rlenv.audit.texts import ATTACKS, DATA, HINTS, NEUTRAL, JudgeAttack, words_of
@@ -71,18 +71,18 @@ async def attack_judges(
     found = JudgeAttacks()
     usable = [gold for gold in golds if gold.turns]
     chosen = usable[:: max(1, len(usable) // tasks)][:tasks]
-    options = {split: _answers(usable, split) for split in {gold.split for gold in chosen}}
+    options = {split: _answers_of_split(usable, split) for split in {gold.split for gold in chosen}}
     subjects = [AuditSubject(environment, gold, options[gold.split]) for gold in chosen]
     for term in environment.parts.terms:
         if isinstance(term.spec, JudgeSpec):
             if term.measure_async is None:
                 found.notes.append(f"judge '{term.name}' was not attacked by itself: it is asked about whole groups")
             elif subjects:
-                await _Attacked(environment, term, term.spec, seed, threshold, on_progress, found).run(subjects)
+                await _TermAttack(environment, term, term.spec, seed, threshold, on_progress, found).run(subjects)
     return found
 
 
-def _answers(golds: Sequence[Trajectory], split: str) -> list[str]:
+def _answers_of_split(golds: Sequence[Trajectory], split: str) -> list[str]:
     return list(dict.fromkeys(gold.answer for gold in golds if gold.answer and gold.split == split))
 
 
@@ -98,7 +98,7 @@ class _Pair:
 
 
 @dataclass(slots=True)
-class _Attacked:
+class _TermAttack:
     """The attacks on one term."""
 
     environment: Environment
@@ -116,10 +116,10 @@ class _Attacked:
 
     async def run(self, subjects: Sequence[AuditSubject]) -> None:
         """Asks, and adds what it found to `found`."""
-        self._progress(0, len(subjects) * (3 + len(ATTACKS)))
+        self._report_progress(0, len(subjects) * (3 + len(ATTACKS)))
         golds = [subject.gold for subject in subjects]
-        oracle = await asyncio.gather(*(self._ask(gold, gold.turns, gold.answer) for gold in golds))
-        pairs = await asyncio.gather(*(self._pair(number, subject) for number, subject in enumerate(subjects)))
+        oracle = await asyncio.gather(*(self._ask_judges(gold, gold.turns, gold.answer) for gold in golds))
+        pairs = await asyncio.gather(*(self._score_pair(number, subject) for number, subject in enumerate(subjects)))
         known = [pair for pair in pairs if "" in pair.before and "" in pair.neutral]
         falls: list[JudgeFall] = []
         if known:
@@ -127,48 +127,48 @@ class _Attacked:
             tried = [(pair, attack) for pair in known for attack in ATTACKS]
             ended = itertools.count(1)
 
-            async def one(pair: _Pair, attack: JudgeAttack) -> _Rise:
-                rise = await self._rise(pair, attack)
-                self._progress(next(ended), len(tried))
+            async def attack_once(pair: _Pair, attack: JudgeAttack) -> _Rise:
+                rise = await self._score_attack(pair, attack)
+                self._report_progress(next(ended), len(tried))
                 return rise
 
             # All at once, within `places`: one slow verdict holds up no other task's.
-            for rise in await asyncio.gather(*(one(pair, attack) for pair, attack in tried)):
+            for rise in await asyncio.gather(*(attack_once(pair, attack) for pair, attack in tried)):
                 rises.setdefault(rise.attack.hole, []).append(rise)
-            falls = await self._beyond_words(rises, self._falls(rises))
-        self._report(len(subjects), [one[""] for one in oracle if "" in one], known, falls)
+            falls = await self._falls_beyond_words(rises, self._find_falls(rises))
+        self._sum_up(len(subjects), [attack_once[""] for attack_once in oracle if "" in attack_once], known, falls)
 
-    def _progress(self, done: int, total: int) -> None:
+    def _report_progress(self, done: int, total: int) -> None:
         self.on_progress(f"judge '{self.term.name}': verdicts on attacks", done, total)
 
-    async def _pair(self, number: int, subject: AuditSubject) -> _Pair:
+    async def _score_pair(self, number: int, subject: AuditSubject) -> _Pair:
         others = subject.wrong()
         wrong = (others[number % len(others)], "?", "")[number % 3]
         plain = subject.form_text(wrong) if wrong else ""
         before, neutral = await asyncio.gather(
-            self._of_text(subject, plain), self._of_text(subject, self._with(subject, wrong, plain, NEUTRAL))
+            self._score(subject, plain), self._score(subject, self._add_attack(subject, wrong, plain, NEUTRAL))
         )
         return _Pair(subject, wrong, plain, before, neutral)
 
-    async def _rise(self, pair: _Pair, attack: JudgeAttack) -> _Rise:
-        text = self._with(pair.subject, pair.wrong, pair.plain, self._text(attack, pair))
-        return _Rise(attack, pair, text, await self._of_text(pair.subject, text))
+    async def _score_attack(self, pair: _Pair, attack: JudgeAttack) -> _Rise:
+        text = self._add_attack(pair.subject, pair.wrong, pair.plain, self._attack_text(attack, pair))
+        return _Rise(attack, pair, text, await self._score(pair.subject, text))
 
-    async def _beyond_words(self, rises: dict[str, list[_Rise]], falls: list[JudgeFall]) -> list[JudgeFall]:
+    async def _falls_beyond_words(self, rises: dict[str, list[_Rise]], falls: list[JudgeFall]) -> list[JudgeFall]:
         """The holes of a judge that is flattered: what moves it as much by its words alone is the same cause."""
         others = [fall.hole for fall in falls if fall.hole not in (_FLATTERED, "judge_likes_length")]
         if not others or len(others) == len(falls):
             return falls
         for hole in others:
-            rises[hole] = await asyncio.gather(*(self._with_words(rise) for rise in rises[hole]))
-        return self._falls(rises)
+            rises[hole] = await asyncio.gather(*(self._score_words_alone(rise) for rise in rises[hole]))
+        return self._find_falls(rises)
 
-    async def _with_words(self, rise: _Rise) -> _Rise:
+    async def _score_words_alone(self, rise: _Rise) -> _Rise:
         pair = rise.pair
-        text = self._with(pair.subject, pair.wrong, pair.plain, words_of(self._text(rise.attack, pair)))
-        return replace(rise, words=await self._of_text(pair.subject, text))
+        text = self._add_attack(pair.subject, pair.wrong, pair.plain, words_of(self._attack_text(rise.attack, pair)))
+        return replace(rise, words=await self._score(pair.subject, text))
 
-    def _text(self, attack: JudgeAttack, pair: _Pair) -> str:
+    def _attack_text(self, attack: JudgeAttack, pair: _Pair) -> str:
         low, high = self.spec.ends
         score = f"{(low, high)[self.spec.usual_weight >= 0]:.12g}"
         return Template(attack.text).substitute(
@@ -180,34 +180,34 @@ class _Attacked:
             key=self.spec.key,
         )
 
-    def _with(self, subject: AuditSubject, wrong: str, plain: str, attack: str) -> str:
+    def _add_attack(self, subject: AuditSubject, wrong: str, plain: str, attack: str) -> str:
         """The wrong answer with a text put where the judges look."""
-        shown = self._shown()
+        shown = self._shown_material()
         inside = subject.form_text(f"{wrong}\n{attack}".strip()) if "answer" in shown else plain
         return f"{attack}\n{inside}" if shown - {"answer"} else inside
 
-    def _shown(self) -> frozenset[str]:
+    def _shown_material(self) -> frozenset[str]:
         """The material that the judges see."""
         prompts = [member.prompt or self.spec.prompt for member in self.spec.judges] or [self.spec.prompt]
-        return frozenset().union(*(_material(prompt) or {"message"} for prompt in prompts))
+        return frozenset().union(*(_material_in_prompt(prompt) or {"message"} for prompt in prompts))
 
-    async def _of_text(self, subject: AuditSubject, text: str) -> dict[str, float]:
+    async def _score(self, subject: AuditSubject, text: str) -> dict[str, float]:
         action, parsed = self.environment.parse(text)
         found = answers.extract(self.environment.spec.answer, parsed)
-        return await self._ask(subject.gold, (Turn(0, action, parsed),), None if found is None else found.text)
+        return await self._ask_judges(subject.gold, (Turn(0, action, parsed),), None if found is None else found.text)
 
-    async def _ask(self, gold: Trajectory, turns: tuple[Turn, ...], answer: str | None) -> dict[str, float]:
+    async def _ask_judges(self, gold: Trajectory, turns: tuple[Turn, ...], answer: str | None) -> dict[str, float]:
         """The scores of the term and of each of its judges, as places on the scale; none where there was no verdict."""
         async with self.places:
-            measured = await asked_alone(
+            measured = await ask_judge_alone(
                 self.environment, self.term, gold.task, turns, answer, seed=self.seed, reasons=self.invalid
             )
         if measured is None or measured.value is None:
             return {}
         self.values.append(measured.value)
-        return {"": measured.value, **self._judges(measured.details)}
+        return {"": measured.value, **self._scores_by_judge(measured.details)}
 
-    def _judges(self, details: Mapping[str, Any]) -> dict[str, float]:
+    def _scores_by_judge(self, details: Mapping[str, Any]) -> dict[str, float]:
         """The score of each of several judges; requests are counted of all."""
         low, high = details.get("scale", self.spec.ends)
         judges: Sequence[Mapping[str, Any]] = details.get("judges", ())
@@ -220,23 +220,23 @@ class _Attacked:
                 found[f"{number} ({one.get('endpoint', '')}: {one.get('model', '')})"] = (score - low) / (high - low)
         return found
 
-    def _falls(self, rises: Mapping[str, Sequence[_Rise]]) -> list[JudgeFall]:
+    def _find_falls(self, rises: Mapping[str, Sequence[_Rise]]) -> list[JudgeFall]:
         """The holes of the term, one for each cause: made-up verdicts come first, and explain what also holds one."""
         falls: list[JudgeFall] = []
         for hole in _SAYS:
             counted = [
                 rise for rise in rises[hole] if not falls or falls[0].hole != _FORGED or not rise.attack.is_mixed
             ]
-            if (fall := self._fall(hole, counted)) is not None:
+            if (fall := self._find_fall(hole, counted)) is not None:
                 falls.append(fall)
         return falls
 
-    def _fall(self, hole: str, rises: Sequence[_Rise]) -> JudgeFall | None:
+    def _find_fall(self, hole: str, rises: Sequence[_Rise]) -> JudgeFall | None:
         """The least text of a hole, None where the term does not have it."""
-        share, least = self._share(rises, "", hole)
+        share, least = self._rise_rate(rises, "", hole)
         if least is None or share < _SHARE:
             return None
-        judges = tuple(name for name in least.pair.before if name and self._share(rises, name, hole)[0] >= _SHARE)
+        judges = tuple(name for name in least.pair.before if name and self._rise_rate(rises, name, hole)[0] >= _SHARE)
         gold = least.pair.subject.gold
         return JudgeFall(
             hole,
@@ -250,14 +250,14 @@ class _Attacked:
             judges,
         )
 
-    def _share(self, rises: Sequence[_Rise], judge: str, hole: str) -> tuple[float, _Rise | None]:
+    def _rise_rate(self, rises: Sequence[_Rise], judge: str, hole: str) -> tuple[float, _Rise | None]:
         """On which share of the tasks a judge rises with one of the texts, and the shortest with which it does."""
         tasks: dict[tuple[str, int], bool] = {}
         least: _Rise | None = None
         sign = 1.0 if self.spec.usual_weight >= 0 else -1.0
         for rise in rises:
             before, after = rise.pair.before.get(judge), rise.after.get(judge)
-            if before is None or after is None or self._room(before) <= self.threshold:
+            if before is None or after is None or self._room_to_rise(before) <= self.threshold:
                 continue
             # What words without a meaning earn is length, and is told as that alone.
             floor = before if hole == "judge_likes_length" else rise.pair.neutral.get(judge, before)
@@ -271,10 +271,10 @@ class _Attacked:
                 least = rise
         return (sum(tasks.values()) / len(tasks) if tasks else 0.0), least
 
-    def _room(self, value: float) -> float:
+    def _room_to_rise(self, value: float) -> float:
         return 1.0 - value if self.spec.usual_weight >= 0 else value
 
-    def _report(self, tasks: int, oracle: Sequence[float], pairs: Sequence[_Pair], falls: Sequence[JudgeFall]) -> None:
+    def _sum_up(self, tasks: int, oracle: Sequence[float], pairs: Sequence[_Pair], falls: Sequence[JudgeFall]) -> None:
         name, found, invalid = self.term.name, self.found, self.invalid.total()
         wrong = [pair.before[""] for pair in pairs]
         verdicts = len(self.values)
@@ -301,13 +301,13 @@ class _Attacked:
             return
         if invalid:
             found.notes.append(f"judge '{name}' gave no verdict {invalid} times, such as {why}")
-        if full := sum(self._room(value) <= self.threshold for value in wrong):
+        if full := sum(self._room_to_rise(value) <= self.threshold for value in wrong):
             message = f"judge '{name}' gives plain wrong answers the best score or nearly so on {full} of {len(wrong)}"
             found.notes.append(f"{message} tasks: no attack could raise it there")
-        found.findings += [self._finding(fall, judged.oracle) for fall in falls]
-        found.findings += self._of_scores(oracle)
+        found.findings += [self._fall_finding(fall, judged.oracle) for fall in falls]
+        found.findings += self._score_findings(oracle)
 
-    def _of_scores(self, oracle: Sequence[float]) -> list[Hole]:
+    def _score_findings(self, oracle: Sequence[float]) -> list[Hole]:
         """The holes in the scores themselves, whatever is attacked."""
         name, (low, high) = self.term.name, self.spec.ends
         if len(self.values) > 1 and max(self.values) - min(self.values) <= _SLACK:
@@ -315,14 +315,14 @@ class _Attacked:
             message = f"'{name}' gives {score:g} to the oracle, to wrong answers and to nonsense alike"
             hint = "take it out, or change its prompt, its scale or its model"
             return [hole_of("judge_constant", message, name, hint=hint)]
-        if oracle and all(1.0 - self._room(value) <= _SLACK for value in oracle):
+        if oracle and all(1.0 - self._room_to_rise(value) <= _SLACK for value in oracle):
             worst = (low, high)[self.spec.usual_weight < 0]
             message = f"'{name}' gives the oracle {worst:g}, the worst score, on all {len(oracle)} tasks"
             hint = "where its high end counts faults, turn scale or weight round; else show it the task and a reference"
             return [hole_of("judge_dislikes_oracle", message, name, hint=hint)]
         return []
 
-    def _finding(self, fall: JudgeFall, oracle: float | None) -> Hole:
+    def _fall_finding(self, fall: JudgeFall, oracle: float | None) -> Hole:
         low, high = self.spec.ends
         before, after = (low + value * (high - low) for value in (fall.before, fall.after))
         judges = f"; of its judges {' and '.join(fall.judges)} rise" if fall.judges else ""
@@ -349,7 +349,7 @@ class _Rise:
     """What they give it with the attack's words alone; nothing where that was not asked."""
 
 
-def _material(prompt: str) -> set[str]:
+def _material_in_prompt(prompt: str) -> set[str]:
     """The material that a prompt names."""
     tree = jinja2.Environment().parse(prompt)
     return jinja2.meta.find_undeclared_variables(tree) & {"answer", "message", "transcript"}
@@ -361,7 +361,7 @@ _VERDICTS = 60
 """An allowance for the questions to one judge on one task where it is attacked by itself."""
 
 
-def asked_of_models(
+def count_model_requests(
     environment: Environment, *, splits: Sequence[str], tasks: int, played: int | None, judged: int
 ) -> int:
     """At most about so many requests to judges, users and model tools that an audit makes; 0 where none is asked.

@@ -11,10 +11,10 @@ from statistics import fmean
 from rlenv.audit import verdicts as causes
 from rlenv.audit.adversaries import ADVERSARIES, Adversary
 from rlenv.audit.crafted import runs_answer
-from rlenv.audit.golds import tail
+from rlenv.audit.golds import binomial_tail
 from rlenv.audit.play import Chapter, Way, total_of
 from rlenv.audit.report import Hole, Thresholds, hole_of
-from rlenv.audit.rewrites import judge_rewrites, unmeasured
+from rlenv.audit.rewrites import judge_rewrites, judge_unmeasured
 from rlenv.audit.subject import same
 from rlenv.audit.texts import HINTS, WORDS
 from rlenv.audit.variants import CONTROL
@@ -47,30 +47,30 @@ def judge_chapter(
     verdicts = causes.Verdicts(environment.spec.rewards, thresholds, chapter.golds)
     for term, unsteady in chapter.unsteady.items():
         verdicts.explain_whole(term, unsteady)
-    _judge(verdicts, _NAMED["nothing"], chapter)
+    _judge_adversary(verdicts, _NAMED["nothing"], chapter)
     causes.judge_sides(verdicts, chapter)
-    _judge(verdicts, _NAMED["vanishing"], chapter)
+    _judge_adversary(verdicts, _NAMED["vanishing"], chapter)
     for name in _BEFORE_TOOLS:
         if name == "idle_calls":
-            _judge_alone(verdicts, chapter, "beyond")
-            _judge_alone(verdicts, chapter, "same_call")
-            _judge_otherwise(verdicts, chapter, is_left_out=True)
-        _judge(verdicts, _NAMED[name], chapter)
+            _judge_calls_alone(verdicts, chapter, "beyond")
+            _judge_calls_alone(verdicts, chapter, "same_call")
+            _judge_other_arguments(verdicts, chapter, is_left_out=True)
+        _judge_adversary(verdicts, _NAMED[name], chapter)
     for one in (one for one in ADVERSARIES if one.in_machine):
-        _judge(verdicts, one, chapter)
-    verdicts.findings[:] = [_named(environment, one, chapter) for one in verdicts.findings]
+        _judge_adversary(verdicts, one, chapter)
+    verdicts.findings[:] = [_with_cause_name(environment, one, chapter) for one in verdicts.findings]
     _judge_foreign_text(verdicts, chapter, foreign)
     _judge_tried(verdicts, chapter, "echoed")
-    _judge(verdicts, _NAMED["judge_instructions"], chapter)
+    _judge_adversary(verdicts, _NAMED["judge_instructions"], chapter)
     _judge_tried(verdicts, chapter, "emptied_state", "unused_tool")
-    _judge_beyond(verdicts, chapter, "every_value", "every_listed")
+    _judge_tried_beyond_words(verdicts, chapter, "every_value", "every_listed")
     _judge_tried(verdicts, chapter, "written")
-    _judge(verdicts, _NAMED["thought_answer"], chapter)
+    _judge_adversary(verdicts, _NAMED["thought_answer"], chapter)
     _judge_tried(verdicts, chapter, "talk", "told", "corrected", "listed")
-    _judge_beyond(verdicts, chapter, "unchecked_call")
+    _judge_tried_beyond_words(verdicts, chapter, "unchecked_call")
     _judge_tried(verdicts, chapter, "only_said")
-    _judge_otherwise(verdicts, chapter, is_left_out=False)
-    _judge_beyond(verdicts, chapter, "every_value")
+    _judge_other_arguments(verdicts, chapter, is_left_out=False)
+    _judge_tried_beyond_words(verdicts, chapter, "every_value")
     _judge_leaks(verdicts, chapter)
     _judge_tried(verdicts, chapter, "asked_until_right")
     _judge_tried(verdicts, chapter, "another")
@@ -79,7 +79,7 @@ def judge_chapter(
         _judge_tried(verdicts, chapter, "again")
     success = _judge_success(environment, thresholds, chapter)
     earned = [*verdicts.findings, *success, *chapter.channels, *judge_rewrites(chapter)]
-    return [*(causes.advised(environment, one, chapter) for one in earned), *unmeasured(environment, chapter)]
+    return [*(causes.with_advice(environment, one, chapter) for one in earned), *judge_unmeasured(environment, chapter)]
 
 
 def _judge_answers(verdicts: causes.Verdicts, chapter: Chapter) -> None:
@@ -90,34 +90,34 @@ def _judge_answers(verdicts: causes.Verdicts, chapter: Chapter) -> None:
         for name in ("constant_answer", "every_option")
     )
     # What is changed on a few tasks alone is right by accident where many answers as one are right on all.
-    changed = [len(_whole(way, chapter)) / len(way) for _, way in chapter.tried["variant"] if way]
+    changed = [len(_fully_paid_tasks(way, chapter)) / len(way) for _, way in chapter.tried["variant"] if way]
     if alone < many >= _WHOLE > 2 * max(changed, default=0.0):
-        _judge(verdicts, _NAMED["every_option"], chapter)
+        _judge_adversary(verdicts, _NAMED["every_option"], chapter)
     # A far number that is right on a few tasks shares by accident what the others were made to share.
     near = max((causes.share_of(way, chapter.golds) for way in chapter.ways.get("near_answer", [])), default=0.0)
     for number in (0, 1) if near > _SPARSE else (1, 0):
         if number:
             _judge_variants(verdicts, chapter)
         else:
-            _judge(verdicts, _NAMED["near_answer"], chapter)
-    _judge_foreign(verdicts, chapter)
+            _judge_adversary(verdicts, _NAMED["near_answer"], chapter)
+    _judge_foreign_answers(verdicts, chapter)
     _judge_tried(verdicts, chapter, "commonest")
     if chapter.answers <= _FEW or alone >= _WHOLE * many > 0:
         _judge_guesses(verdicts, chapter)
-        _judge_rest(verdicts, chapter)
+        _judge_last_adversaries(verdicts, chapter)
     else:
-        _judge_rest(verdicts, chapter)
+        _judge_last_adversaries(verdicts, chapter)
         _judge_guesses(verdicts, chapter)
 
 
-def _judge_otherwise(verdicts: causes.Verdicts, chapter: Chapter, *, is_left_out: bool) -> None:
+def _judge_other_arguments(verdicts: causes.Verdicts, chapter: Chapter, *, is_left_out: bool) -> None:
     """A tool that fills in what it is not told, where a wrong value earns nothing; and values that nobody compares."""
     tried = chapter.tried["other_arguments"]
     for (tool, key, number), way in tried:
         if is_left_out == (number == 0):
             wrong = [other for (*place, at), other in tried if place == [tool, key] and at] * is_left_out
             place = f"argument '{key}' of tool '{tool}'" if key else f"arguments of tool '{tool}'"
-            suspect = causes.TRIED["left_out" if is_left_out else "other_arguments"].told(place)
+            suspect = causes.TRIED["left_out" if is_left_out else "other_arguments"].filled_with(place)
             most = _WHOLE if key else 0.0
             verdicts.judge(dataclasses.replace(suspect, most=most), [causes.beyond(way, [*wrong, chapter.only_said])])
 
@@ -128,35 +128,35 @@ def _judge_variants(verdicts: causes.Verdicts, chapter: Chapter) -> None:
     ways = dict(chapter.tried["variant"])
     for label, tried in ways.items():
         way = causes.beyond(tried, [ways.get(f"{CONTROL}{label}", {})])
-        whole = _whole(way, chapter)
+        whole = _fully_paid_tasks(way, chapter)
         if len(whole) >= max(_LEAST, _FEW_TASKS * len(way)) and not label.startswith(CONTROL):
             found.append((label, whole))
-    _judge_together(verdicts, "variant", sorted(found, key=lambda one: -len(one[1])))
+    _judge_ways_together(verdicts, "variant", sorted(found, key=lambda one: -len(one[1])))
 
 
-def _whole(way: Way, chapter: Chapter) -> Way:
+def _fully_paid_tasks(way: Way, chapter: Chapter) -> Way:
     """The tasks on which a way earns what the oracle does."""
     least = {key: (1 - causes.SLIGHT) * total_of(chapter.golds[key]) for key in way}
     return {key: one for key, one in way.items() if total_of(one) >= least[key] > 0}
 
 
-def _judge_together(verdicts: causes.Verdicts, name: str, found: Sequence[tuple[str, Way]]) -> None:
+def _judge_ways_together(verdicts: causes.Verdicts, name: str, found: Sequence[tuple[str, Way]]) -> None:
     """One finding of ways that earn by the same, which names the first of them."""
     for at, (_, way) in enumerate(found):
         said = ", or ".join(list(dict.fromkeys(label for label, _ in found[at:]))[:_ALSO])
-        if verdicts.judge(causes.TRIED[name].told(said), [way]):
+        if verdicts.judge(causes.TRIED[name].filled_with(said), [way]):
             return
 
 
-def _judge_alone(verdicts: causes.Verdicts, chapter: Chapter, name: str) -> None:
-    """Calls that earn by themselves what the same without their point do not."""
+def _judge_calls_alone(verdicts: causes.Verdicts, chapter: Chapter, name: str) -> None:
+    """Judges calls that earn by themselves what the same calls without their point do not."""
     ways = dict(chapter.tried[name])
     # Calls to no purpose that earn as much are paid for being calls.
     plain = [chapter.only_said, *(chapter.ways.get("idle_calls", []) if name == "same_call" else [])]
     for what, way in ways.items():
         if not what.startswith(CONTROL):
             once = ways.get(f"{CONTROL}{what}", {})
-            verdicts.judge(causes.TRIED[name].told(what), [causes.beyond(way, [once, *plain])])
+            verdicts.judge(causes.TRIED[name].filled_with(what), [causes.beyond(way, [once, *plain])])
 
 
 def _judge_success(environment: Environment, thresholds: Thresholds, chapter: Chapter) -> list[Hole]:
@@ -167,7 +167,7 @@ def _judge_success(environment: Environment, thresholds: Thresholds, chapter: Ch
     for adversary in ADVERSARIES if not chapter.unsteady else ():
         for way in chapter.ways.get(adversary.name, []):
             valid = {key: ended for key, ended in way.items() if ended.reward.total is not None}
-            free = {key: ended for key, ended in valid.items() if ended.success and not (is_known and _is_asked(ended))}
+            free = {key: ended for key, ended in valid.items() if ended.success and not (is_known and _is_whole(ended))}
             # Who pastes what tools gave has made the oracle's calls.
             if adversary.name == "pasted":
                 free = {key: free[key] for key in free.keys() - chapter.worked.keys()}
@@ -175,30 +175,30 @@ def _judge_success(environment: Environment, thresholds: Thresholds, chapter: Ch
             if len(free) > limit * len(way) and causes.share_of(free, chapter.golds) <= _SPARSE:
                 message = f"a policy that {adversary.does} is a success on {len(free)} of {len(way)} tasks, and earns"
                 message += f" {max(causes.share_of(free, chapter.golds), 0.0):.2f} of the oracle's reward there"
-                shown = _shown("free_success", message, free, chapter, _success_hint(environment))
+                shown = _shortest_finding("free_success", message, free, chapter, _success_hint(environment))
                 found.setdefault("free_success", shown)
-            turned = _turned(adversary, valid, chapter) if adversary.name in _WRONG else None
+            turned = _wrong_sign_finding(adversary, valid, chapter) if adversary.name in _WRONG else None
             found |= {"wrong_sign": turned} if turned is not None and "wrong_sign" not in found else {}
             outdone = {key: one for key, one in valid.items() if _is_outdone(chapter.golds[key], one)}
             if len(outdone) >= max(2, _FEW_TASKS * len(way)):
-                mine, theirs = _beside(outdone, chapter)
+                mine, theirs = _mean_rewards(outdone, chapter)
                 is_cost = theirs < -causes.SLACK
                 message = f"a policy that {adversary.does} earns {mine:.2f} where the oracle earns {theirs:.2f}, on "
                 message += f"{len(outdone)} of {len(way)} tasks"
                 hole = "costs_exceed_reward" if is_cost else adversary.hole
                 hint = HINTS["cost"] if is_cost else adversary.hint
-                found.setdefault("outdone", _shown(hole, message, outdone, chapter, hint))
+                found.setdefault("outdone", _shortest_finding(hole, message, outdone, chapter, hint))
     return list(found.values())
 
 
-def _turned(adversary: Adversary, way: Way, chapter: Chapter) -> Hole | None:
+def _wrong_sign_finding(adversary: Adversary, way: Way, chapter: Chapter) -> Hole | None:
     """A finding where a wrong answer earns more than twice what the oracle does, on most tasks."""
     more = {key: one for key, one in way.items() if total_of(one) > 2 * max(total_of(chapter.golds[key]), causes.SLACK)}
     if 2 * len(more) <= len(way):
         return None
-    mine, theirs = _beside(more, chapter)
+    mine, theirs = _mean_rewards(more, chapter)
     message = f"a policy that {adversary.does} earns {mine:.2f} where the oracle earns {theirs:.2f}"
-    return _shown("wrong_sign", message, more, chapter, HINTS["sign"])
+    return _shortest_finding("wrong_sign", message, more, chapter, HINTS["sign"])
 
 
 def _is_outdone(gold: Trajectory, ended: Trajectory) -> bool:
@@ -207,17 +207,17 @@ def _is_outdone(gold: Trajectory, ended: Trajectory) -> bool:
     return bool(paid) and min(paid) >= 1 - causes.SLACK and total_of(gold) <= min(total_of(ended), causes.SLACK)
 
 
-def _beside(way: Way, chapter: Chapter) -> tuple[float, float]:
+def _mean_rewards(way: Way, chapter: Chapter) -> tuple[float, float]:
     """The mean reward of a way, and the oracle's on the same tasks."""
     return fmean(map(total_of, way.values())), fmean(total_of(chapter.golds[key]) for key in way)
 
 
-def _shown(hole: str, message: str, way: Way, chapter: Chapter, hint: str) -> Hole:
+def _shortest_finding(hole: str, message: str, way: Way, chapter: Chapter, hint: str) -> Hole:
     key = min(way, key=lambda one: (len(way[one].turns), one))
     return hole_of(hole, message, hint=hint, episode=causes.episode_of(way[key], chapter.golds[key]))
 
 
-def _is_asked(ended: Trajectory) -> bool:
+def _is_whole(ended: Trajectory) -> bool:
     """True if all terms that pay were measured: one that is skipped asks for nothing where no `success` names it."""
     return all(term.status != "skipped" for term in ended.reward.terms.values() if term.weight > 0)
 
@@ -241,16 +241,16 @@ def _judge_foreign_text(
             verdicts.explain_whole(term, found)
 
 
-def _judge_rest(verdicts: causes.Verdicts, chapter: Chapter) -> None:
+def _judge_last_adversaries(verdicts: causes.Verdicts, chapter: Chapter) -> None:
     verdicts.explain(chapter.worked)  # who pastes what tools gave has called them; that may be the task
     for name in ("every_option", "pasted", "copied", "joined", "odd_answer"):
-        _judge(verdicts, _NAMED[name], chapter)
+        _judge_adversary(verdicts, _NAMED[name], chapter)
 
 
-def _judge(verdicts: causes.Verdicts, adversary: Adversary, chapter: Chapter) -> None:
+def _judge_adversary(verdicts: causes.Verdicts, adversary: Adversary, chapter: Chapter) -> None:
     ways, controls = chapter.ways.get(adversary.name, []), chapter.controls.get(adversary.name, [])
     if adversary.name in ("hollow_files", "copied_files", "hostile_program"):
-        ways = [{key: ended for key, ended in way.items() if _has_changed(ended)} for way in ways]
+        ways = [{key: ended for key, ended in way.items() if _has_changed_files(ended)} for way in ways]
     earned, alike = (
         max((causes.share_of(way, chapter.golds) for way in some), default=0.0) for some in (ways, controls)
     )
@@ -262,12 +262,12 @@ def _judge(verdicts: causes.Verdicts, adversary: Adversary, chapter: Chapter) ->
     verdicts.judge(adversary, [way for way in shown if not adversary.whole or verdicts.pays_whole(way)])
 
 
-def _has_changed(ended: Trajectory) -> bool:
+def _has_changed_files(ended: Trajectory) -> bool:
     """True if what the oracle left in the machine was changed: there may be no file of its own."""
     return any("zqx" in result.text for turn in ended.turns[-2:] for result in turn.results)
 
 
-def _named(environment: Environment, found: Hole, chapter: Chapter) -> Hole:
+def _with_cause_name(environment: Environment, found: Hole, chapter: Chapter) -> Hole:
     """A finding under the name of its cause where that takes more than the script to tell."""
     golds = [one for one in chapter.golds.values() if not one.failure]
     tools = {name: tool for one in golds for name, tool in environment.toolsets.of(one.task).tools.items()}
@@ -276,7 +276,7 @@ def _named(environment: Environment, found: Hole, chapter: Chapter) -> Hole:
     reads_state = has_state and term is not None and may_read_state(term.spec)
     if found.hole == "paid_for_ending" and reads_state:
         return dataclasses.replace(found, code="state_at_start", hint=HINTS["state"])
-    if found.hole in ("form_only", "paid_for_ending") and causes.is_empty(chapter, found.episode):
+    if found.hole in ("form_only", "paid_for_ending") and causes.is_right_if_empty(chapter, found.episode):
         return dataclasses.replace(found, code=_NAMED["empty"].hole, hint=_NAMED["empty"].hint)
     if found.hole == "paid_for_ending" and environment.spec.answer.from_ == "final_message":
         found = dataclasses.replace(found, code=_NAMED["wrong_answer"].hole, hint=_NAMED["wrong_answer"].hint)
@@ -288,12 +288,12 @@ def _named(environment: Environment, found: Hole, chapter: Chapter) -> Hole:
         if share < 0.5 and "as much as the oracle" in found.message:
             hint = "look at these rows: any answer is right there; refuse rows that the rule cannot compare"
             return dataclasses.replace(found, code="partial_tasks", hint=hint)
-        if cause := _of_wrong(chapter):
+        if cause := _wrong_answer_cause(chapter):
             return dataclasses.replace(found, code=cause[0], hint=cause[1])
-    return _penalty_named(environment, found, chapter)
+    return _with_penalty_name(environment, found, chapter)
 
 
-def _of_wrong(chapter: Chapter) -> tuple[str, str] | None:
+def _wrong_answer_cause(chapter: Chapter) -> tuple[str, str] | None:
     """The wrong answers that are paid, where not all are: those that cannot be read, or those that are not far off."""
     wrong, sides = ([causes.share_of(way, chapter.golds) for way in chapter.ways.get(name, [])] for name in _BY_FORM)
     if len(wrong) < 2:
@@ -304,23 +304,23 @@ def _of_wrong(chapter: Chapter) -> tuple[str, str] | None:
     return ("loose_match", HINTS["near"]) if is_near else None
 
 
-def _penalty_named(environment: Environment, found: Hole, chapter: Chapter) -> Hole:
+def _with_penalty_name(environment: Environment, found: Hole, chapter: Chapter) -> Hole:
     """The hole of a penalty that spares an answer of any kind and no silence."""
     penalties = [name for name, spec in environment.spec.rewards.items() if spec.usual_weight < 0]
     unsaid = [way for name in ("nothing", "empty", "empty_form") for way in chapter.all_ways(name)[:1]]
     said = chapter.ways.get("pasted", [{}, {}])[1]
     if found.hole not in ("empty_answer", "form_only") or not penalties or not said:
         return found
-    least = max((_paid(way, found.term) for way in unsaid), default=0.0)
+    least = max((_pay_of(way, found.term) for way in unsaid), default=0.0)
     for name in penalties:
-        bites = _paid(said, found.term) > causes.SLACK and -_paid(said, name) > _paid(said, found.term) / 2
-        if bites and least > causes.SLACK and max(_paid(way, name) for way in unsaid) > -causes.SLACK:
+        bites = _pay_of(said, found.term) > causes.SLACK and -_pay_of(said, name) > _pay_of(said, found.term) / 2
+        if bites and least > causes.SLACK and max(_pay_of(way, name) for way in unsaid) > -causes.SLACK:
             message = f"{found.message}; '{name}' takes nothing from one that says nothing"
             return dataclasses.replace(found, code="penalty_avoided", term=name, message=message, hint=HINTS["unsaid"])
     return found
 
 
-def _paid(way: Way, term: str) -> float:
+def _pay_of(way: Way, term: str) -> float:
     """The mean of what a term adds to the reward."""
     terms = [ended.reward.terms[term] for ended in way.values()]
     return math.fsum((one.value or 0.0) * one.weight for one in terms) / max(1, len(terms))
@@ -329,14 +329,14 @@ def _paid(way: Way, term: str) -> float:
 def _judge_tried(verdicts: causes.Verdicts, chapter: Chapter, *names: str) -> None:
     for name in names:
         for what, way in chapter.tried[name]:
-            verdicts.judge(causes.TRIED[name].told(what), [way])
+            verdicts.judge(causes.TRIED[name].filled_with(what), [way])
 
 
-def _judge_beyond(verdicts: causes.Verdicts, chapter: Chapter, name: str, tried: str = "") -> None:
+def _judge_tried_beyond_words(verdicts: causes.Verdicts, chapter: Chapter, name: str, tried: str = "") -> None:
     """As `_judge_tried`, where the last words alone earn less."""
     ways = [(what, causes.beyond(way, [chapter.only_said])) for what, way in chapter.tried[tried or name]]
     limit = causes.TRIED[name].most or verdicts.thresholds.adversary
-    _judge_together(verdicts, name, [one for one in ways if causes.share_of(one[1], chapter.golds) > limit])
+    _judge_ways_together(verdicts, name, [one for one in ways if causes.share_of(one[1], chapter.golds) > limit])
 
 
 def _judge_leaks(verdicts: causes.Verdicts, chapter: Chapter) -> None:
@@ -346,7 +346,7 @@ def _judge_leaks(verdicts: causes.Verdicts, chapter: Chapter) -> None:
         verdicts.explained = {term: dict(known) for term, known in before.items()}
         if leak.where.startswith("prompt") and _is_chance(way, chapter):
             continue
-        earning += [way] if verdicts.judge(causes.TRIED["leak"].told(leak), [way]) else []
+        earning += [way] if verdicts.judge(causes.TRIED["leak"].filled_with(leak), [way]) else []
     verdicts.explained = before
     for way in earning:
         verdicts.explain(way)
@@ -359,10 +359,10 @@ def _is_chance(way: Way, chapter: Chapter) -> bool:
     if 2 * len(listed) < len(way):
         return False
     hits = sum((ended.reward.total or 0.0) > (chapter.golds[key].reward.total or 0.0) / 2 for key, ended in way.items())
-    return tail(hits, len(way), fmean(listed)) > _LUCK
+    return binomial_tail(hits, len(way), fmean(listed)) > _LUCK
 
 
-def _judge_foreign(verdicts: causes.Verdicts, chapter: Chapter) -> None:
+def _judge_foreign_answers(verdicts: causes.Verdicts, chapter: Chapter) -> None:
     """An answer of one task that is taken for right where another one is wanted: the comparison is too wide."""
     for answer, way in chapter.constants:
         mine = [chapter.hearts.get(key, "") for key, gold in chapter.golds.items() if gold.answer == answer]
@@ -379,7 +379,7 @@ def _judge_foreign(verdicts: causes.Verdicts, chapter: Chapter) -> None:
 def _judge_guesses(verdicts: causes.Verdicts, chapter: Chapter) -> None:
     """Judges the form of a question, the same answer everywhere, and a choice at random: a coin is named so."""
     for shortcut, way in chapter.tried["shortcut"]:
-        if verdicts.judge(causes.TRIED["shortcut"].told(shortcut), [way]):
+        if verdicts.judge(causes.TRIED["shortcut"].filled_with(shortcut), [way]):
             return
     if chapter.constants:
         answer, best = max(chapter.constants, key=lambda one: causes.share_of(one[1], chapter.golds))
@@ -392,13 +392,13 @@ def _judge_guesses(verdicts: causes.Verdicts, chapter: Chapter) -> None:
         # Of open answers a few are alike by chance, and a program is no guess: tasks that it fits ask the same.
         hits = sum(2 * total_of(one) >= total_of(chapter.golds[key]) > 0 for key, one in best.items())
         is_rare = (chapter.answers > _FEW and hits < _LEAST_HITS) or bool(re.search(r"^def \w+\(", answer, re.M))
-        if not is_rare and (_is_no_more_than_choice(share, chapter) or verdicts.judge(suspect, [best])):
+        if not is_rare and (_is_no_better_than_choice(share, chapter) or verdicts.judge(suspect, [best])):
             return
     if chapter.choices:
         _judge_choice(verdicts, chapter)
 
 
-def _is_no_more_than_choice(share: float, chapter: Chapter) -> bool:
+def _is_no_better_than_choice(share: float, chapter: Chapter) -> bool:
     """True where each task lists four options or more and one answer for all earns no more than a choice of them."""
     least = min((sum(key in one for one in chapter.choices) for _, way in chapter.constants for key in way), default=0)
     return least >= _OPTIONS and share <= 1 / least + causes.SLACK
@@ -409,7 +409,7 @@ def _judge_choice(verdicts: causes.Verdicts, chapter: Chapter) -> None:
     sums: dict[tuple[str, int], list[float]] = {}
     rest: dict[tuple[str, int], list[float]] = {}
     for way in chapter.choices:
-        for key, value in verdicts.rest(way).items():
+        for key, value in verdicts.unexplained_rewards(way).items():
             if way[key].reward.total is not None:
                 sums.setdefault(key, []).append(way[key].reward.total or 0.0)
                 rest.setdefault(key, []).append(value)

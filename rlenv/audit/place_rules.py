@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from rlenv.audit.golds import tail
+from rlenv.audit.golds import binomial_tail
 from rlenv.audit.texts import WORDS, any_of
 from rlenv.rewards.normalise import number
 
@@ -55,8 +55,8 @@ def is_mark(text: str, start: int, end: int, transform: str) -> bool:
     line = text[begin:start]
     label = _LABEL.search(line)
     elsewhere = f"{text[: min(first, begin + label.start()) if label else first]} {text[last:]}"
-    named = words_of(label[1]) if label else frozenset()
-    asked = {word for match in _ASKED.finditer(text) for word in words_of(match[0])}
+    named = stems_of(label[1]) if label else frozenset()
+    asked = {word for match in _ASKED.finditer(text) for word in stems_of(match[0])}
     if named & asked or (transform != "itself" and _TURNS.search(text)) or CASED.search(text):
         return False
     if label and (label[1].casefold() in _GIVEN or label[1].casefold().rstrip("s") in _GIVEN):
@@ -68,13 +68,13 @@ def is_mark(text: str, start: int, end: int, transform: str) -> bool:
         _READ.search(text)
         or _LISTED.search(text)
         or len(_FIELD.findall(text)) >= _RECORD
-        or named & words_of(elsewhere)
+        or named & stems_of(elsewhere)
     ):
         return False
     inside, after = text[first:start], text[end : end + 1]
     if "?" in text[:first] and text[start - 1 : start] in _OPENS and after in _CLOSES:
         return True  # alone in brackets behind the question
-    if text[end:last].rstrip().endswith("?") and words_of(inside):
+    if text[end:last].rstrip().endswith("?") and stems_of(inside):
         return False
     if not re.search(r"[^\W\d_]", line):
         # The number of a task, in front of it.
@@ -84,7 +84,7 @@ def is_mark(text: str, start: int, end: int, transform: str) -> bool:
     return label is not None and (not words or (len(words) == 1 and (is_alone or after == ":")))
 
 
-def is_anywhere(text: str, start: int, end: int, transform: str) -> bool:
+def is_mark_anywhere(text: str, start: int, end: int, transform: str) -> bool:
     """As `is_mark`, where the answer is no part of the prompt: whatever is not written otherwise on purpose."""
     return transform == "itself" or not _TURNS.search(text)
 
@@ -100,7 +100,7 @@ def is_glued(text: str, start: int, end: int) -> bool:
     return bool(is_named and parts and re.search(r"\w", ahead))
 
 
-def words_of(text: str) -> Set[str]:
+def stems_of(text: str) -> Set[str]:
     """The beginnings of a text's words that mean something, by which two are taken for one."""
     return {word[:_STEM] for word in _WORD.findall(text.casefold()) if word not in _EMPTY}
 
@@ -180,7 +180,7 @@ class PlaceRule:
 
 
 @dataclass(frozen=True, slots=True)
-class Sure:
+class Proof:
     """A rule that gives golds away: right on `hits` of the `of` tasks of the other half where it says anything."""
 
     rule: str
@@ -191,9 +191,9 @@ class Sure:
     """By the place of a text among those given: what the rule takes there, with its transform undone."""
 
 
-def learn(
+def learn_rule(
     texts: Sequence[str], golds: Sequence[str], *, allowed: Allowed = lambda *place: True, parts: bool = False
-) -> Sure | None:
+) -> Proof | None:
     """The best rule that finds golds in the texts, or with `parts` one for each part; None where none is above chance.
 
     With fewer than 16 texts a rule is tried on those that it was learnt on.
@@ -202,24 +202,24 @@ def learn(
         golds: their golds, "" where there is none.
         allowed: asked with the text, the place and the transform; False where to read there is what the task asks for.
     """
-    if (whole := _learn(texts, golds, allowed)) is not None:
+    if (whole := _learn_whole(texts, golds, allowed)) is not None:
         return whole
-    for columns, join in _fields(golds) if parts else ():
+    for columns, join in _gold_columns(golds) if parts else ():
         found = [
-            Sure("", len(golds), len(golds), 0.0, dict(enumerate(some)))
+            Proof("", len(golds), len(golds), 0.0, dict(enumerate(some)))
             if len(set(some)) == 1
-            else _learn(texts, some, allowed)
+            else _learn_whole(texts, some, allowed)
             for some in columns
         ]
         sure = [one for one in found if one is not None]
         if len(sure) == len(columns) and any(one.rule for one in sure):
             taken = {at: join([one.taken.get(at, "") for one in sure]) for at in range(len(golds))}
             rules = ", and ".join(one.rule for one in sure if one.rule)
-            return Sure(rules, min(one.hits for one in sure), len(golds), max(one.chance for one in sure), taken)
+            return Proof(rules, min(one.hits for one in sure), len(golds), max(one.chance for one in sure), taken)
     return None
 
 
-def _fields(golds: Sequence[str]) -> Iterator[tuple[list[list[str]], Callable[[Sequence[str]], str]]]:
+def _gold_columns(golds: Sequence[str]) -> Iterator[tuple[list[list[str]], Callable[[Sequence[str]], str]]]:
     """The columns of golds that have equally many parts, each way in which they have them, and how parts are joined."""
     for mark in _MARKS:
         rows = [gold.split(mark) for gold in golds]
@@ -227,7 +227,7 @@ def _fields(golds: Sequence[str]) -> Iterator[tuple[list[list[str]], Callable[[S
             yield [list(column) for column in zip(*rows, strict=True)], mark.join
 
 
-def _learn(texts: Sequence[str], golds: Sequence[str], allowed: Allowed) -> Sure | None:
+def _learn_whole(texts: Sequence[str], golds: Sequence[str], allowed: Allowed) -> Proof | None:
     known = [at for at, gold in enumerate(golds) if 0 < len(gold) <= _GOLD_CHARS and "\n" not in gold]
     if len(known) < _LEAST - 1 or 2 * len(known) < len(golds) or len({golds[at].casefold() for at in known}) < 2:
         return None
@@ -237,25 +237,25 @@ def _learn(texts: Sequence[str], golds: Sequence[str], allowed: Allowed) -> Sure
     random.Random(0).shuffle(known)  # rows may take turns
     learnt = _sample(known if is_few else known[::2], _LEARNT)
     tested = _sample(known if is_few else known[1::2], _TESTED)
-    kind = _kind_of([golds[at] for at in known])
+    kind = _value_kind([golds[at] for at in known])
     counts: Counter[_Shape] = Counter()
     for at in learnt:
-        counts.update(set(_candidates(texts[at][:_TEXT_CHARS], golds[at], kind, allowed)))
+        counts.update(set(_place_shapes(texts[at][:_TEXT_CHARS], golds[at], kind, allowed)))
     least = max(2, len(learnt) * _FIRES / 2)
     shapes = [one for one, count in counts.most_common(_RULES) if count >= least]
-    best: Sure | None = None
-    for rule in (rule for shape in shapes for rule in _rules(shape, kind)):
+    best: Proof | None = None
+    for rule in (rule for shape in shapes for rule in _rules_of_shape(shape, kind)):
         # A few tasks are all looked at where a rule is right on each, for as many rules as could have been.
-        sure = _tried(rule, texts, golds, tested, tries=2 * len(shapes))
+        sure = _try_rule(rule, texts, golds, tested, tries=2 * len(shapes))
         if sure is None and len(known) <= _FEW_TESTED:
-            sure = _tried(rule, texts, golds, known, tries=2 * len(counts))
+            sure = _try_rule(rule, texts, golds, known, tries=2 * len(counts))
             sure = sure if sure is not None and sure.hits == len(known) else None
         if sure is not None and (best is None or sure.hits > best.hits):
             best = sure
     return best
 
 
-def is_sure(hits: int, fired: int, of: int, *, chance: float, tries: int) -> bool:
+def is_no_chance(hits: int, fired: int, of: int, *, chance: float, tries: int) -> bool:
     """True if golds are given away: the one judgement of chance for all places.
 
     A rule that says anything on `fired` of `of` tasks is right on `hits` of them: most, and so many that the
@@ -265,24 +265,24 @@ def is_sure(hits: int, fired: int, of: int, *, chance: float, tries: int) -> boo
     if of <= _SO_FEW:
         return hits == fired == of >= _LEAST - 1 and chance < 1 / 2
     is_much = fired >= max(_LEAST, _FIRES * of) and hits >= _HITS * fired
-    return is_much and tail(hits, fired, chance) * tries < _RARE
+    return is_much and binomial_tail(hits, fired, chance) * tries < _RARE
 
 
-def dealt_anew(said: Sequence[str], golds: Sequence[str]) -> float:
-    """The hits of saying these if the golds were dealt anew, or always the commonest gold, whichever is more."""
+def hit_chance(said: Sequence[str], golds: Sequence[str]) -> float:
+    """The share of hits by chance: by saying these to shuffled golds, or always the commonest, whichever is more."""
     dealt, fired = Counter(golds), len(said)
     anew = sum(count * dealt.get(one, 0) for one, count in Counter(said).items()) / fired**2
     return max(anew, max(dealt.values()) / fired, 1 / (fired + 1))
 
 
-def says(text: str, gold: str) -> bool:
+def says_in_any_form(text: str, gold: str) -> bool:
     """True if a gold stands in a text as a whole, in any form that a rule could undo."""
     low = text.casefold()
-    return any(form.casefold() in low and _whole(form).search(text) for _, form in _forms(gold)) if gold else False
+    return any(form.casefold() in low and _exact(form).search(text) for _, form in _forms_of(gold)) if gold else False
 
 
-def unveiled(text: str) -> str:
-    """A text without the marks that fill up base64, and below it what its base64 words say."""
+def with_base64(text: str) -> str:
+    """A text without the padding of base64, and below it what its base64 words decode to."""
     found = []
     for word in _BASE64.findall(text[:_TEXT_CHARS]):
         try:
@@ -303,20 +303,20 @@ def _sample(places: Sequence[int], most: int) -> list[int]:
     return list(places[:: max(1, -(-len(places) // most))])
 
 
-def _regex(left: str, value: str, right: str) -> str:
+def _place_regex(left: str, value: str, right: str) -> str:
     before = "".join(r"\d+" if part == r"\d+" else re.escape(part) for part in re.split(r"(\\d\+)", left)) or "^"
     after = "$" if right == "\n" else re.escape(right)
     return f"{before}({value})(?={after})" if after else f"{before}({value})"
 
 
-def _kind_of(golds: Sequence[str]) -> str:
+def _value_kind(golds: Sequence[str]) -> str:
     if all(number(gold) is not None for gold in golds):
         return "number"
     looks = {"word": r"[^\W_]+", "token": _TOKEN}
     return next((kind for kind, one in looks.items() if all(re.fullmatch(one, gold) for gold in golds)), "line")
 
 
-def _forms(gold: str) -> Iterator[tuple[str, str]]:
+def _forms_of(gold: str) -> Iterator[tuple[str, str]]:
     """The gold, and what it is hidden as: each with the words that say so."""
     yield "itself", gold
     if len(gold) > 1 and gold != gold[::-1]:
@@ -340,19 +340,19 @@ def _forms(gold: str) -> Iterator[tuple[str, str]]:
         yield "by its first letter", _SHORT_FLAGS[gold.casefold()]
 
 
-def _whole(form: str) -> re.Pattern[str]:
+def _exact(form: str) -> re.Pattern[str]:
     bound = r"\d" if form[:1].isdigit() else r"[^\W\d_]"
     ends = r"\d" if form[-1:].isdigit() else r"[^\W\d_]"
     return re.compile(f"(?<!{bound}){'0*' if form.isdigit() else ''}{re.escape(form)}(?!{ends})", re.IGNORECASE)
 
 
-def _candidates(text: str, gold: str, kind: str, allowed: Allowed) -> Iterator[_Shape]:
+def _place_shapes(text: str, gold: str, kind: str, allowed: Allowed) -> Iterator[_Shape]:
     """The shapes of the places where the text has the gold."""
     low = text.casefold()
-    for transform, form in _forms(gold):
+    for transform, form in _forms_of(gold):
         if form.casefold() not in low:
             continue
-        found = [match for match in list(_whole(form).finditer(text))[:20] if allowed(text, *match.span(), transform)]
+        found = [match for match in list(_exact(form).finditer(text))[:20] if allowed(text, *match.span(), transform)]
         for start, end in (match.span() for match in found):
             before = text[:start].rpartition("\n")[2]
             after = text[end : end + 1]
@@ -373,15 +373,15 @@ def _candidates(text: str, gold: str, kind: str, allowed: Allowed) -> Iterator[_
             )
 
 
-def _rules(shape: _Shape, kind: str) -> Iterator[PlaceRule]:
+def _rules_of_shape(shape: _Shape, kind: str) -> Iterator[PlaceRule]:
     left, right, transform, at = shape
     looks = _OF.get(transform, kind)
-    pattern = re.compile(_ALONE[looks] if left is None else _regex(left, _VALUES[looks], right), re.MULTILINE)
+    pattern = re.compile(_ALONE[looks] if left is None else _place_regex(left, _VALUES[looks], right), re.MULTILINE)
     for place in (0, -1) if at is None else (at,):
         yield PlaceRule(left and left.replace(r"\d+", "0"), right, transform, place, looks, pattern)
 
 
-def same(taken: str, form: str) -> bool:
+def is_same_gold(taken: str, form: str) -> bool:
     """True if two texts say the same gold: but for case and space, or as numbers."""
     if taken.strip().casefold() == form.casefold():
         return True
@@ -389,20 +389,20 @@ def same(taken: str, form: str) -> bool:
     return mine is not None and mine == number(form.strip())
 
 
-def _tried(
+def _try_rule(
     rule: PlaceRule, texts: Sequence[str], golds: Sequence[str], tested: Sequence[int], *, tries: int
-) -> Sure | None:
+) -> Proof | None:
     found = {at: taken for at, text in enumerate(texts) if (taken := rule.take(text)) is not None}
     fired = [at for at in tested if at in found]
     # What reads the same from behind is written backwards as it is, and one word has no spaces.
     otherwise = "backwards" in rule.transform or _OF.get(rule.transform) == "name"
-    forms = {at: dict(_forms(golds[at])).get(rule.transform, golds[at] if otherwise else "\0") for at in found}
-    right = {at for at in found if golds[at] and same(found[at], forms[at])}
+    forms = {at: dict(_forms_of(golds[at])).get(rule.transform, golds[at] if otherwise else "\0") for at in found}
+    right = {at for at in found if golds[at] and is_same_gold(found[at], forms[at])}
     hits = len(right & set(fired))
     if not hits:
         return None
-    chance = dealt_anew([found[at].casefold() for at in fired], [forms[at].casefold() for at in fired])
-    if not is_sure(hits, len(fired), len(tested), chance=chance, tries=tries):
+    chance = hit_chance([found[at].casefold() for at in fired], [forms[at].casefold() for at in fired])
+    if not is_no_chance(hits, len(fired), len(tested), chance=chance, tries=tries):
         return None
     undone = {at: golds[at] if at in right else text for at, text in found.items()}
-    return Sure(str(rule), hits, len(fired), chance, undone)
+    return Proof(str(rule), hits, len(fired), chance, undone)

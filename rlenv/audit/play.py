@@ -32,7 +32,7 @@ class Planting:
     succeeded: int = 0
     """Calls that went well, so that the text stood in what a tool gave."""
 
-    def after(self, result: ToolResult) -> ToolResult:
+    def change_result(self, result: ToolResult) -> ToolResult:
         """The result with the text in it."""
         self.succeeded += result.outcome == "ok"
         value = f"{self.text}\n{result.value}" if isinstance(result.value, str) else result.value
@@ -49,24 +49,24 @@ class Muting:
     """Results that held such a text."""
 
     @classmethod
-    def marked(cls, text: str) -> str:
+    def mark(cls, text: str) -> str:
         """The text between marks that no tool knows."""
         return f"{cls.BEGINS}\n{text}\n{cls.ENDS}"
 
-    def after(self, result: ToolResult) -> ToolResult:
+    def change_result(self, result: ToolResult) -> ToolResult:
         """The result without such texts; one that was cut in the middle goes to its end."""
         self.muted += self.BEGINS in result.text
-        return dataclasses.replace(result, text=self._without(result.text), value=self._without(result.value))
+        return dataclasses.replace(result, text=self._strip_marked(result.text), value=self._strip_marked(result.value))
 
-    def _without(self, value: Any) -> Any:
+    def _strip_marked(self, value: Any) -> Any:
         if isinstance(value, str):
             return re.sub(rf"{self.BEGINS}.*?(?:{self.ENDS}|\Z)", "", value, flags=re.DOTALL)
         if isinstance(value, Mapping):
-            return {key: self._without(part) for key, part in value.items()}
-        return [self._without(part) for part in value] if isinstance(value, (list, tuple)) else value
+            return {key: self._strip_marked(part) for key, part in value.items()}
+        return [self._strip_marked(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
-class _Planted:
+class _PlantingExecutor:
     """An executor of whose results those of a policy's calls are changed."""
 
     def __init__(self, inner: Executor, planting: Planting | Muting) -> None:
@@ -77,10 +77,10 @@ class _Planted:
         results = await self.inner.run(calls, context)
         if context.turn < 0:  # a reward's own call
             return results
-        return tuple(self.planting.after(result) for result in results)
+        return tuple(self.planting.change_result(result) for result in results)
 
-    def with_tools(self, tools: Mapping[str, Tool], *others: Executor) -> _Planted:
-        return _Planted(self.inner.with_tools(tools, *others), self.planting)
+    def with_tools(self, tools: Mapping[str, Tool], *others: Executor) -> _PlantingExecutor:
+        return _PlantingExecutor(self.inner.with_tools(tools, *others), self.planting)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -90,7 +90,7 @@ class _Planted:
 def planted(environment: Environment, planting: Planting | Muting) -> Iterator[None]:
     """While entered, what the calls of episodes of `environment` give has a text planted in it, or taken out."""
     tools, inner = environment.parts.tools, environment.executor
-    environment.use_tools(tools, cast(Executor, _Planted(inner, planting)))
+    environment.use_tools(tools, cast(Executor, _PlantingExecutor(inner, planting)))
     try:
         yield
     finally:
@@ -98,7 +98,7 @@ def planted(environment: Environment, planting: Planting | Muting) -> Iterator[N
 
 
 @contextmanager
-def faulty(environment: Environment, share: float, *, seed: int) -> Iterator[None]:
+def failing_calls(environment: Environment, share: float, *, seed: int) -> Iterator[None]:
     """While entered, so many of the calls fail, as with `calls.faults: {error: SHARE}`, and by the same code.
 
     It takes the place of the faults that the spec asks for itself. A tool with retries is tried again.
@@ -106,12 +106,12 @@ def faulty(environment: Environment, share: float, *, seed: int) -> Iterator[Non
     calls, inner, own = environment.spec.calls, environment.executor, environment.parts.tools
     faults = FaultsSpec(error=share, seed=seed)
 
-    def failing(tool: Tool) -> Tool:
+    def with_faults(tool: Tool) -> Tool:
         policy = tool.policy or policy_of(calls, idempotent=tool.idempotent, mutates=tool.mutates)
         return dataclasses.replace(tool, policy=dataclasses.replace(policy, faults=faults))
 
-    tools = {name: failing(tool) for name, tool in own.items()}
-    environment.use_tools(tools, Executor(tools, calls=calls), of_rows=failing)
+    tools = {name: with_faults(tool) for name, tool in own.items()}
+    environment.use_tools(tools, Executor(tools, calls=calls), of_rows=with_faults)
     try:
         yield
     finally:
@@ -155,7 +155,7 @@ class Chapter:
     worked: Way = field(default_factory=dict)
     """The oracle's actions without its last one, and then no answer: what is done and not what is said."""
     tried: dict[str, list[tuple[Any, Way]]] = field(default_factory=lambda: defaultdict(list))
-    """By the name of what is tried (`judging.TRIED`): on or with what, and what came of it."""
+    """By the name of what is tried (`verdicts.TRIED`): on or with what, and what came of it."""
     only_said: Way = field(default_factory=dict)
     """The oracle's last action without what it does before."""
     unsteady: dict[str, Hole] = field(default_factory=dict)
@@ -188,11 +188,11 @@ class ScriptPlayer:
         """One rule on these tasks; those for which it writes nothing are left out."""
         scripts = [(subject, write(subject)) for subject in subjects]
         played = [(subject, script) for subject, script in scripts if script or not isinstance(script, (list, tuple))]
-        ended = await together([self._once(subject, script) for subject, script in played])
+        ended = await together([self._play_once(subject, script) for subject, script in played])
         keys = [(subject.gold.split, subject.gold.task_index) for subject, _ in played]
         return dict(zip(keys, ended, strict=True))
 
-    async def _once(self, subject: AuditSubject, script: Iterable[Action] | Adaptive) -> Trajectory:
+    async def _play_once(self, subject: AuditSubject, script: Iterable[Action] | Adaptive) -> Trajectory:
         """An episode; where the same was done on the same task before, what that gave: equal seeds play equally."""
         if not isinstance(script, (list, tuple)):
             return await self.play(subject.gold, script)
@@ -215,7 +215,7 @@ class ScriptPlayer:
                     # As text, so that the dialect reads what an adversary would have had to write.
                     render = environment.parts.dialect.render_action
                     await episode.step(render(action) if isinstance(action, Message) else action)
-                    action = resumed(actions, _answered(episode.turns[-1]) if episode.turns else ())
+                    action = resumed(actions, _answer_to_action(episode.turns[-1]) if episode.turns else ())
                 ended = episode.trajectory if episode.is_ended else await episode.truncate("script")
             except EpisodeError as error:
                 ended = episode.fail(error.reason, str(error))
@@ -227,14 +227,14 @@ def _as_generator(script: Iterable[Action] | Adaptive) -> Adaptive:
     if isinstance(script, Generator):
         return script
 
-    def listed() -> Adaptive:
+    def iterate() -> Adaptive:
         for action in script:  # noqa: UP028  # a list takes nothing that is sent to it
             yield action
 
-    return listed()
+    return iterate()
 
 
-def _answered(turn: Turn) -> Results:
+def _answer_to_action(turn: Turn) -> Results:
     """The answer to an action: its calls' results, or a user's reply as a result of its own."""
     if turn.results or turn.observation is None:
         return turn.results

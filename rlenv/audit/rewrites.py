@@ -45,7 +45,7 @@ def rewrite_scripts(subject: AuditSubject, heart: str, pool: Counter[str]) -> di
 
     `heart` is what of the answer the reward compares, `pool` at how many places each item of all listed answers stands.
     """
-    right, done = subject.right.strip(), dict(_done_otherwise(subject))
+    right, done = subject.right.strip(), dict(_reordered_work(subject))
     heart = heart if heart and heart in right else right
     if not heart or len(subject.options) < _LEAST_TASKS:
         return done
@@ -54,7 +54,7 @@ def rewrite_scripts(subject: AuditSubject, heart: str, pool: Counter[str]) -> di
     return done | {label: [*before, subject.form(text)] for label, text in made.items()}
 
 
-def _done_otherwise(subject: AuditSubject) -> Iterator[tuple[str, list[Action]]]:
+def _reordered_work(subject: AuditSubject) -> Iterator[tuple[str, list[Action]]]:
     """The same work with the calls of one turn turned round, and after looks at the state, which change nothing."""
     terms = [one for one in subject.environment.spec.rewards.values() if one.usual_weight > 0]
     asked = "\n".join(message.content for message in subject.gold.messages)
@@ -72,13 +72,13 @@ def _done_otherwise(subject: AuditSubject) -> Iterator[tuple[str, list[Action]]]
             yield f"after a look by '{tool.name}'", [look, *turns]
 
 
-def items_of(answers: Sequence[str]) -> Counter[str]:
+def count_item_places(answers: Sequence[str]) -> Counter[str]:
     """The items of answers that list something: at how many different places each of them stands."""
-    places = {(item, at) for answer in answers for at, item in enumerate(_items(answer)[1])}
+    places = {(item, at) for answer in answers for at, item in enumerate(_split_items(answer)[1])}
     return Counter(item for item, _ in places)
 
 
-def _items(answer: str) -> tuple[str, list[str]]:
+def _split_items(answer: str) -> tuple[str, list[str]]:
     mark = next((mark for mark in _LIST if mark in answer), "")
     return mark, [one.strip() for one in answer.split(mark)] if mark else []
 
@@ -88,11 +88,11 @@ def _rewrites(right: str, subject: AuditSubject, pool: Counter[str]) -> Iterator
     if subject.environment.spec.answer.from_ in ("tag", "final_message") and "\n" not in right:
         yield "with space and line breaks around it", f"\n{right}\n"
     if is_number(right):
-        yield from _numbers(right, asked, subject.options)
+        yield from _number_rewrites(right, asked, subject.options)
     elif (found := _UNIT.fullmatch(right)) is not None and _NUMBER.search(asked) and "unit" not in asked.lower():
         yield "as the number alone, which the prompt asks for", found[1]
     elif right[:1] in ("{", "["):
-        yield from _json(right)
+        yield from _json_rewrites(right)
     elif is_query(right):
         yield "with a semicolon behind it", f"{right.rstrip().rstrip(';')};"
         rules = {getattr(one, "rule", "") for one in subject.environment.spec.rewards.values()}
@@ -112,14 +112,14 @@ def _rewrites(right: str, subject: AuditSubject, pool: Counter[str]) -> Iterator
             yield "as the prompt spells it", spelled[0]
         if "'" in right:
             yield "with a typographic apostrophe", right.replace("'", "\u2019")
-        mark, items = _items(right)
+        mark, items = _split_items(right)
         # Items that stand at several places in the answers are of one kind, and have no place of their own.
         is_set = len(items) > 1 and not ORDERED.search(asked) and not any(map(is_number, items))
         if is_set and all(pool[one] > 1 for one in items):
             yield "with its parts in another order, which no prompt asks for", mark.join(reversed(items))
 
 
-def _numbers(right: str, asked: str, options: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _number_rewrites(right: str, asked: str, options: Sequence[str]) -> Iterator[tuple[str, str]]:
     value = float(right.replace(",", ""))
     is_share = all(is_number(one) and abs(float(one.replace(",", ""))) <= 1 for one in options)
     if _PERCENT.search(asked) and is_share and len(options) > _LEAST_TASKS:
@@ -134,7 +134,7 @@ def _numbers(right: str, asked: str, options: Sequence[str]) -> Iterator[tuple[s
         yield "without the zeros at its end", right.rstrip("0").rstrip(".")
 
 
-def _json(right: str) -> Iterator[tuple[str, str]]:
+def _json_rewrites(right: str) -> Iterator[tuple[str, str]]:
     try:
         value = json.loads(right)
     except (ValueError, RecursionError):
@@ -150,11 +150,11 @@ def judge_rewrites(chapter: Chapter) -> Iterator[Hole]:
     found: dict[str, list[str]] = {}
     shown: dict[str, tuple[Way, str]] = {}
     for label, way in chapter.tried["rewritten"]:
-        lost = {key: one for key, one in way.items() if _loses(one, chapter.golds[key])}
+        lost = {key: one for key, one in way.items() if _loses_reward(one, chapter.golds[key])}
         if len(lost) < max(_LEAST_TASKS, _SHARE * len(way)):
             continue
         key = min(lost)
-        term = _lost_by(lost[key], chapter.golds[key])
+        term = _term_of_loss(lost[key], chapter.golds[key])
         if term in chapter.unsteady:
             continue
         found.setdefault(term, []).append(label)
@@ -169,7 +169,7 @@ def judge_rewrites(chapter: Chapter) -> Iterator[Hole]:
         yield hole_of("right_answer_refused", message, term, hint, episode_of(lost[key], chapter.golds[key]))
 
 
-def _loses(ended: Trajectory, gold: Trajectory) -> bool:
+def _loses_reward(ended: Trajectory, gold: Trajectory) -> bool:
     whole = gold.reward.total or 0.0
     # What a call is refused for may stand in the state.
     failed = [sum(result.is_error for turn in one.turns for result in turn.results) for one in (ended, gold)]
@@ -177,7 +177,7 @@ def _loses(ended: Trajectory, gold: Trajectory) -> bool:
     return is_less and failed[0] <= failed[1]
 
 
-def _lost_by(ended: Trajectory, gold: Trajectory) -> str:
+def _term_of_loss(ended: Trajectory, gold: Trajectory) -> str:
     """The term that gives most less."""
     terms = gold.reward.terms
     losses = {name: (one.value or 0.0) - (ended.reward.terms[name].value or 0.0) for name, one in terms.items()}
@@ -187,7 +187,7 @@ def _lost_by(ended: Trajectory, gold: Trajectory) -> str:
 _MASK_HINT = "give 0 where it cannot be read: a policy that raises here is masked, and loses nothing"
 
 
-def unmeasured(environment: Environment, chapter: Chapter) -> Iterator[Hole]:
+def judge_unmeasured(environment: Environment, chapter: Chapter) -> Iterator[Hole]:
     """Terms that could not be measured though they can be on what the oracle does."""
     found: dict[tuple[str, str], list[Trajectory]] = {}
     names = ("emptied_state", "asked_until_right", "leak")
@@ -205,7 +205,7 @@ def unmeasured(environment: Environment, chapter: Chapter) -> Iterator[Hole]:
                     hole = "invalid_rewards" if spec.kind == "judge" else "escapes_by_invalid"
                     found.setdefault((hole, name), []).append(ended)
     for (hole, name), episodes in found.items():
-        least = min(episodes, key=_by_gain)
+        least = min(episodes, key=_gain_order)
         why = f"{least.split}/{least.task_index}: {name}: {least.reward.terms[name].error:.200}"
         done = "is left out of the reward" if hole == "penalty_avoided" else "is invalid, and the episode masked,"
         message = f"'{name}' {done} in {len(episodes)} episodes of adversaries, such as {why}"
@@ -214,6 +214,6 @@ def unmeasured(environment: Environment, chapter: Chapter) -> Iterator[Hole]:
         yield hole_of(hole, message, name, hint, episode_of(least, gold))
 
 
-def _by_gain(ended: Trajectory) -> tuple[float, int, int]:
+def _gain_order(ended: Trajectory) -> tuple[float, int, int]:
     """The order of the ways: the largest gain first, and of equal ones the least."""
     return -(ended.reward.total or 0.0), len(ended.turns), sum(len(turn.action) for turn in ended.turns)

@@ -19,17 +19,17 @@ from typing import Any
 from rlenv.audit import asking
 from rlenv.audit.account import AuditTally
 from rlenv.audit.adversaries import ADVERSARIES, SAYS, Write, find_in_machines
-from rlenv.audit.attacker import Tried, try_attacker
-from rlenv.audit.data import check_data, warned_of
+from rlenv.audit.attacker import AttackResult, try_attacker
+from rlenv.audit.data import check_data, warnings_as_holes
 from rlenv.audit.judge_attacks import JudgeAttacks, attack_judges
 from rlenv.audit.leaks import read_places
-from rlenv.audit.play import Adaptive, Chapter, Planting, ScriptPlayer, Way, faulty, planted, script_of, total_of
+from rlenv.audit.play import Adaptive, Chapter, Planting, ScriptPlayer, Way, failing_calls, planted, script_of, total_of
 from rlenv.audit.report import Attacker, AuditReport, Hole, Thresholds
-from rlenv.audit.rewrites import items_of, rewrite_scripts
+from rlenv.audit.rewrites import count_item_places, rewrite_scripts
 from rlenv.audit.shortcuts import find_shortcut
 from rlenv.audit.state import attack_state
-from rlenv.audit.subject import Action, AuditSubject, Progress, hearts_of, options_of
-from rlenv.audit.telling import play_again, talk_to_user, tell_the_next, tell_tools
+from rlenv.audit.subject import Action, AuditSubject, Progress, answer_hearts, options_of
+from rlenv.audit.telling import check_channels, check_steadiness, talk_to_user, tell_tools
 from rlenv.audit.texts import shrug
 from rlenv.audit.variants import variant_scripts
 from rlenv.audit.verdicts import share_of
@@ -98,27 +98,27 @@ async def audit(
     seen = AuditTally(environment, thresholds, _FAULT_SHARE)
     end = None if limit_s is None else time.monotonic() + limit_s
     run = _Run(environment, seed, concurrency, on_progress or (lambda what, done, total: None), seen, end)
-    models = _ModelAttacks(thresholds.adversary, seed, run._progress)
+    models = _ModelAttacks(thresholds.adversary, seed, run._report_progress)
     try:
         async with asyncio.timeout(limit_s):
             chosen = list(splits or environment.spec.tasks)
             for number, split in enumerate(chosen):
-                await run.split(split, tasks=tasks, oracle_tasks=oracle_tasks, splits=len(chosen) - number)
+                await run.attack_split(split, tasks=tasks, oracle_tasks=oracle_tasks, splits=len(chosen) - number)
             run.doing = "the rows are looked at"
             found, notes = check_data(environment, seen.golds)
             seen.data += found
-            seen.warned = await asyncio.to_thread(warned_of, environment, reader)
+            seen.warned = await asyncio.to_thread(warnings_as_holes, environment, reader)
             seen.notes += notes
-            await models.judges(environment, seen.golds, tasks=judged)
-            await models.attacker(environment, seen.golds, attacker)
+            await models.attack_judges(environment, seen.golds, tasks=judged)
+            await models.attack(environment, seen.golds, attacker)
     except TimeoutError:
         seen.unfinished = f"not finished within {limit_s:g} s: {run.doing}; give it more time or fewer tasks"
-    return models.added(seen.report())
+    return models.add_to_report(seen.report())
 
 
 @dataclass(slots=True)
 class _Run:
-    """Who plays what, and in which order; what comes of it stands in `seen`."""
+    """The episodes of an audit, in their order; what is observed of them stands in `seen`."""
 
     environment: Environment
     seed: int
@@ -129,32 +129,32 @@ class _Run:
     """When the time is up."""
     doing: str = "nothing was begun"
 
-    async def split(self, split: str, *, tasks: int, oracle_tasks: int | None, splits: int) -> None:
+    async def attack_split(self, split: str, *, tasks: int, oracle_tasks: int | None, splits: int) -> None:
         """Everything that is done with one split, the first of so many that share the time."""
         count = len(self.environment.tasks(split))
         played = min(count, oracle_tasks or count)
         golds: list[Trajectory] = []
         began = time.monotonic()
         while len(golds) < played:
-            self._progress(f"{split}: the oracle plays", len(golds), played)
+            self._report_progress(f"{split}: the oracle plays", len(golds), played)
             batch = range(len(golds), min(len(golds) + _BATCH, played))
-            golds += await self._oracle([Job(split, index, seed_of(self.seed, split, index)) for index in batch])
-        self.seen.see_oracle(split, golds)
+            golds += await self._golds([Job(split, index, seed_of(self.seed, split, index)) for index in batch])
+        self.seen.add_oracle(split, golds)
         fits = tasks
         if self.end is not None and golds:
             each_s, most = (time.monotonic() - began) / len(golds), min(tasks, len(golds))
-            if (fits := fitting(most, each_s, (self.end - time.monotonic()) / splits)) < most:
+            if (fits := count_fitting_tasks(most, each_s, (self.end - time.monotonic()) / splits)) < most:
                 why = f"an episode takes {each_s:.2g} s here: give --time-limit more, also where a finding rests on few"
                 self.seen.notes.append(f"split '{split}': {fits} of {most} tasks were attacked, since {why}")
         usable = [gold for gold in golds if gold.reward.total is not None and gold.turns]
         if usable:
-            await self._attack(split, usable, _spread(usable, tasks), fits)
+            await self._attack(split, usable, _spread_evenly(usable, tasks), fits)
 
-    def _progress(self, what: str, done: int, total: int) -> None:
+    def _report_progress(self, what: str, done: int, total: int) -> None:
         self.doing = f"{what}, {done} of {total} done"
         self.on_progress(what, done, total)
 
-    async def _oracle(self, jobs: Sequence[Job]) -> list[Trajectory]:
+    async def _golds(self, jobs: Sequence[Job]) -> list[Trajectory]:
         """The oracle's episodes; one whose script cannot go on has failed."""
         oracle = self.environment.oracle()
         return await rollout(self.environment, oracle, jobs, concurrency=self.concurrency)
@@ -163,44 +163,44 @@ class _Run:
         """Plays all adversaries on so many of a split's `peers`, which are tasks that name values for each other."""
         answers = [gold.answer for gold in usable if gold.answer]
         options = list(dict.fromkeys(answers))
-        chosen = _spread(peers, tasks)
+        chosen = _spread_evenly(peers, tasks)
         attacked = [AuditSubject(self.environment, gold, options, peers) for gold in chosen]
-        wide = [AuditSubject(self.environment, gold, options, peers) for gold in self._wide(usable, chosen)]
+        wide = [AuditSubject(self.environment, gold, options, peers) for gold in self._wide_tasks(usable, chosen)]
         chapter = Chapter(split, {(gold.split, gold.task_index): gold for gold in usable}, len(set(answers)))
         everyone = [AuditSubject(self.environment, gold, options, peers) for gold in usable]
-        chapter.hearts = dict(zip(chapter.golds, hearts_of(everyone), strict=True))
+        chapter.hearts = dict(zip(chapter.golds, answer_hearts(everyone), strict=True))
         self.seen.chapters.append(chapter)
-        player = ScriptPlayer(self.environment, concurrency=self.concurrency, seen=self.seen.count)
+        player = ScriptPlayer(self.environment, concurrency=self.concurrency, seen=self.seen.note_values)
         steps = len(ADVERSARIES) + 5
         for done, adversary in enumerate(ADVERSARIES):
-            self._progress(f"{split}: attacks", done, steps)
+            self._report_progress(f"{split}: attacks", done, steps)
             subjects = wide if adversary.wide else attacked
             few = 0 if adversary.partial or adversary.wide else _FIRST
-            chapter.ways[adversary.name] = ways = await _ways(player, subjects, adversary.write, first=few)
+            chapter.ways[adversary.name] = ways = await _play(player, subjects, adversary.write, first=few)
             earns = any(share_of(way, chapter.golds) > self.seen.thresholds.adversary for way in ways)
             if adversary.control is not None and earns:
-                chapter.controls[adversary.name] = await _ways(player, subjects, adversary.control)
-        await _variants(player, chapter, wide)
-        self._progress(f"{split}: attacks", steps - 5, steps)
-        await play_again(player, chapter, attacked)
+                chapter.controls[adversary.name] = await _play(player, subjects, adversary.control)
+        await _play_variants(player, chapter, wide)
+        self._report_progress(f"{split}: attacks", steps - 5, steps)
+        await check_steadiness(player, chapter, attacked)
         if self.environment.has_tools:
-            await tell_the_next(player, chapter, attacked)
-        await self._plant(player, attacked)
-        self._progress(f"{split}: attacks", steps - 4, steps)
-        await self._stateful(player, chapter, attacked)
+            await check_channels(player, chapter, attacked)
+        await self._play_planted(player, attacked)
+        self._report_progress(f"{split}: attacks", steps - 4, steps)
+        await self._play_stateful(player, chapter, attacked)
         self.seen.data += await find_in_machines(player, attacked)
-        self._progress(f"{split}: attacks", steps - 3, steps)
+        self._report_progress(f"{split}: attacks", steps - 3, steps)
         self.seen.notes += await read_places(player, chapter, everyone, attacked)
-        self._progress(f"{split}: attacks", steps - 2, steps)
-        await self._guesses(player, chapter, attacked, wide, everyone)
-        self._progress(f"{split}: attacks", steps - 1, steps)
-        await self._signal(chapter, chosen)
+        self._report_progress(f"{split}: attacks", steps - 2, steps)
+        await self._play_guesses(player, chapter, attacked, wide, everyone)
+        self._report_progress(f"{split}: attacks", steps - 1, steps)
+        await self._play_random(chapter, chosen)
         if self.environment.has_tools:
-            self._progress(f"{split}: the oracle plays while calls fail", 0, len(chosen))
-            with faulty(self.environment, _FAULT_SHARE, seed=self.seed):
-                self.seen.faults.extend(await self._oracle([Job(split, gold.task_index, gold.seed) for gold in chosen]))
+            self._report_progress(f"{split}: the oracle plays while calls fail", 0, len(chosen))
+            with failing_calls(self.environment, _FAULT_SHARE, seed=self.seed):
+                self.seen.faults.extend(await self._golds([Job(split, gold.task_index, gold.seed) for gold in chosen]))
 
-    def _wide(self, usable: Sequence[Trajectory], chosen: Sequence[Trajectory]) -> Sequence[Trajectory]:
+    def _wide_tasks(self, usable: Sequence[Trajectory], chosen: Sequence[Trajectory]) -> Sequence[Trajectory]:
         """The tasks on which holes are looked for that few tasks have."""
         asks = any(term.spec.kind == "judge" for term in self.environment.parts.terms)
         seconds = math.fsum(gold.seconds for gold in usable) / len(usable)
@@ -210,9 +210,9 @@ class _Run:
                 + ("since each episode asks a judge" if asks else "since its episodes are slow")
             )
             return chosen
-        return _spread(usable, max(_WIDE, len(chosen)))
+        return _spread_evenly(usable, max(_WIDE, len(chosen)))
 
-    async def _plant(self, player: ScriptPlayer, subjects: Sequence[AuditSubject]) -> None:
+    async def _play_planted(self, player: ScriptPlayer, subjects: Sequence[AuditSubject]) -> None:
         """Pairs of episodes that differ in what tools wrote; a term that rises has read what is not the policy's."""
         for subject in subjects:
             gold = subject.gold
@@ -223,14 +223,14 @@ class _Run:
                 script: list[Action] = [*calls, SAYS]
                 before = await player.play(gold, script)
                 with planted(self.environment, planting):
-                    self.seen.rise(before, await player.play(gold, script))
+                    self.seen.note_rise(before, await player.play(gold, script))
             if scripts:
                 self.seen.planted.append(planting.succeeded > 0)
 
-    async def _stateful(self, player: ScriptPlayer, chapter: Chapter, subjects: Sequence[AuditSubject]) -> None:
+    async def _play_stateful(self, player: ScriptPlayer, chapter: Chapter, subjects: Sequence[AuditSubject]) -> None:
         """Tools that change something, users that talk, and what can be asked for each answer."""
         chapter.worked = await player.way(subjects, lambda one: [*one.oracle_actions(), shrug(one.asked)])
-        chapter.tried["another"].append(("", await player.way(subjects, asking.play_another)))
+        chapter.tried["another"].append(("", await player.way(subjects, asking.other_script)))
         await attack_state(player, chapter, subjects)
         await tell_tools(player, chapter, subjects)
         await talk_to_user(player, chapter, subjects)
@@ -240,12 +240,12 @@ class _Run:
             chapter.tried["asked_until_right"].append((f"{self.environment.spec.answer.tool}, which refuses,", way))
         targets = {subject.gold.task_index: asking.targets_of(subject) for subject in subjects}
         for name in list(dict.fromkeys(name for found in targets.values() for name in found))[:8]:
-            for how in (asking.ask_each, asking.halve):
-                way = await player.way(subjects, partial(_asks, targets, name, how))
-                if asking.has_told(way, chapter, name, [found[name] for found in targets.values() if name in found]):
+            for how in (asking.ask_each, asking.ask_halving):
+                way = await player.way(subjects, partial(_asking_script, targets, name, how))
+                if asking.tells_apart(way, chapter, name, [found[name] for found in targets.values() if name in found]):
                     chapter.tried["asked_until_right"].append((name, way))
 
-    async def _guesses(
+    async def _play_guesses(
         self, player: ScriptPlayer, chapter: Chapter, subjects: Subjects, wide: Subjects, everyone: Subjects
     ) -> None:
         """The split's most frequent answers, each given to every task, and a choice among a task's own options."""
@@ -253,34 +253,34 @@ class _Run:
         for answer, _ in Counter(answers).most_common(_CONSTANTS):
             # One that is right once among these is right by being that task's; what it earns elsewhere is asked.
             others = [one for one in wide if here[answer] > 1 or one.gold.answer != answer]
-            way = await player.way(others, partial(_says, said=answer))
+            way = await player.way(others, partial(_answer_script, said=answer))
             if way:
                 chapter.constants.append((answer, way))
-        if said := _commonest(list(dict.fromkeys(answers))):
+        if said := _commonest_signs(list(dict.fromkeys(answers))):
             others = [one for one in wide if one.gold.answer != said]
-            chapter.tried["commonest"].append((said, await player.way(others, partial(_says, said=said))))
+            chapter.tried["commonest"].append((said, await player.way(others, partial(_answer_script, said=said))))
         if (shortcut := find_shortcut(everyone)) is not None:
-            chapter.tried["shortcut"].append((shortcut, await player.way(subjects, partial(_takes, shortcut.taken))))
+            chapter.tried["shortcut"].append((shortcut, await player.way(subjects, partial(_shortcut, shortcut.taken))))
         if not answers:
             self.seen.notes.append(f"the oracle gives no answers in split '{chapter.split}': no guess was tried")
         listed = [(one, options_of(one)[:_MOST_OPTIONS]) for one in subjects]
         choices = {one.gold.task_index: found for one, found in listed if found}
         for number in range(max(map(len, choices.values()), default=0)):
             some = [one for one, found in listed if number < len(found)]
-            chapter.choices.append(await player.way(some, partial(_chooses, choices, number)))
+            chapter.choices.append(await player.way(some, partial(_choice_script, choices, number)))
 
-    async def _signal(self, chapter: Chapter, golds: Sequence[Trajectory]) -> None:
+    async def _play_random(self, chapter: Chapter, golds: Sequence[Trajectory]) -> None:
         """Two random policies; whether everybody scores alike is seen with what the adversaries got."""
         places = [(gold.split, gold.task_index) for gold in golds]
         jobs = [Job(*at, seed_of(self.seed, *at, sample)) for at in places for sample in range(_SAMPLES)]
         policy = RandomPolicy(self.environment.parts.dialect, self.environment.spec.answer)
         samples = await rollout(self.environment, policy, jobs)
         for sample in samples:
-            self.seen.count(sample)
-        self.seen.see_signal(chapter, golds, samples)
+            self.seen.note_values(sample)
+        self.seen.note_signal(chapter, golds, samples)
 
 
-def fitting(tasks: int, each_s: float, share_s: float) -> int:
+def count_fitting_tasks(tasks: int, each_s: float, share_s: float) -> int:
     """How many of so many tasks can be attacked in a share of the time, by what an episode takes; 1 at least."""
     return min(tasks, max(1, int(share_s / max(each_s * _EPISODES, 1e-9))))
 
@@ -293,10 +293,10 @@ class _ModelAttacks:
     seed: int
     on_progress: Callable[[str, int, int], None]
     judged: JudgeAttacks | None = None
-    tried: Tried | None = None
+    tried: AttackResult | None = None
     notes: tuple[str, ...] = ()
 
-    async def judges(self, environment: Environment, golds: Sequence[Trajectory], *, tasks: int) -> None:
+    async def attack_judges(self, environment: Environment, golds: Sequence[Trajectory], *, tasks: int) -> None:
         """Attacks every judge on so many tasks."""
         if not tasks:
             if any(isinstance(spec, JudgeSpec) for spec in environment.spec.rewards.values()):
@@ -306,7 +306,7 @@ class _ModelAttacks:
             environment, golds, tasks=tasks, threshold=self.threshold, seed=self.seed, on_progress=self.on_progress
         )
 
-    async def attacker(self, environment: Environment, golds: Sequence[Trajectory], attacker: Attacker | None) -> None:
+    async def attack(self, environment: Environment, golds: Sequence[Trajectory], attacker: Attacker | None) -> None:
         """Lets the attacker play, where there is one."""
         if attacker is None:
             self.notes += ("no model attacked the reward: name one by --attacker",)
@@ -316,8 +316,8 @@ class _ModelAttacks:
         if attacker.on_episode is not None and self.tried.episode is not None:
             attacker.on_episode(self.tried.episode)
 
-    def added(self, report: AuditReport) -> AuditReport:
-        """The report with what models were asked."""
+    def add_to_report(self, report: AuditReport) -> AuditReport:
+        """The report with the results of the attacks on and by models."""
         findings: list[Hole] = list(report.findings)
         notes = [*report.notes, *self.notes]
         if self.judged is not None:
@@ -346,75 +346,75 @@ class _ModelAttacks:
         )
 
 
-async def _ways(player: ScriptPlayer, subjects: Sequence[AuditSubject], write: Write, *, first: int = 0) -> list[Way]:
+async def _play(player: ScriptPlayer, subjects: Sequence[AuditSubject], write: Write, *, first: int = 0) -> list[Way]:
     """The rewards of each way; one that earns nothing on the `first` tasks, spread evenly, is played on no others."""
     scripts = {subject.gold.task_index: write(subject) for subject in subjects}
     few = subjects[:: -(-len(subjects) // first)] if first else subjects
 
-    async def played(number: int) -> Way:
-        way = await player.way(few, partial(_nth, scripts, number))
-        if len(way) < len(few) or any(_is_worth(way[one.gold.split, one.gold.task_index], one.gold) for one in few):
-            way = await player.way(subjects, partial(_nth, scripts, number))
+    async def play_numbered(number: int) -> Way:
+        way = await player.way(few, partial(_nth_way, scripts, number))
+        if len(way) < len(few) or any(_has_worth(way[one.gold.split, one.gold.task_index], one.gold) for one in few):
+            way = await player.way(subjects, partial(_nth_way, scripts, number))
         return way
 
     # Together: what waits for a program that hangs keeps nobody else waiting.
-    return await together([played(number) for number in range(max(map(len, scripts.values()), default=0))])
+    return await together([play_numbered(number) for number in range(max(map(len, scripts.values()), default=0))])
 
 
-async def _variants(player: ScriptPlayer, chapter: Chapter, subjects: Sequence[AuditSubject]) -> None:
+async def _play_variants(player: ScriptPlayer, chapter: Chapter, subjects: Sequence[AuditSubject]) -> None:
     """Right answers with one part changed, and the same in another form: each kind of change a way of its own."""
     hearts = {index: heart for (_, index), heart in chapter.hearts.items()}
     made = {one.gold.task_index: variant_scripts(one, hearts[one.gold.task_index]) for one in subjects}
-    pool = items_of(list(hearts.values()))
+    pool = count_item_places(list(hearts.values()))
     same = {one.gold.task_index: rewrite_scripts(one, hearts[one.gold.task_index], pool) for one in subjects}
     for name, written in (("variant", made), ("rewritten", same)):
         for label in dict.fromkeys(label for scripts in written.values() for label in scripts):
             chapter.tried[name].append((label, await player.way(subjects, partial(script_of, written, label))))
 
 
-def _is_worth(ended: Trajectory, gold: Trajectory) -> bool:
+def _has_worth(ended: Trajectory, gold: Trajectory) -> bool:
     """True if an episode earned anything, or escaped, or was as good as the oracle's."""
     total = ended.reward.total
     return total is None or total > 0 or bool(ended.success) or total >= total_of(gold)
 
 
-def _nth(scripts: Mapping[int, Sequence[Sequence[Action]]], number: int, subject: AuditSubject) -> Sequence[Action]:
+def _nth_way(scripts: Mapping[int, Sequence[Sequence[Action]]], number: int, subject: AuditSubject) -> Sequence[Action]:
     found = scripts[subject.gold.task_index]
     return found[number] if number < len(found) else ()
 
 
-def _asks(
+def _asking_script(
     targets: Mapping[int, Mapping[str, asking.Target]],
     name: str,
     how: Callable[[AuditSubject, asking.Target], Adaptive],
     subject: AuditSubject,
 ) -> Sequence[Action] | Adaptive:
     target = targets[subject.gold.task_index].get(name)
-    is_fit = target is not None and (how is asking.ask_each or isinstance(target.fitting(target.right), int))
+    is_fit = target is not None and (how is asking.ask_each or isinstance(target.to_argument(target.right), int))
     return how(subject, target) if target is not None and is_fit else ()
 
 
-def _commonest(options: Sequence[str]) -> str:
+def _commonest_signs(options: Sequence[str]) -> str:
     """The signs that stand most often at each place of answers that are equally long; "" for others."""
     if len({len(one) for one in options}) != 1 or len(options) <= _FIRST:
         return ""
     return "".join(Counter(signs).most_common(1)[0][0] for signs in zip(*options, strict=True))
 
 
-def _says(subject: AuditSubject, said: str) -> list[Action]:
+def _answer_script(subject: AuditSubject, said: str) -> list[Action]:
     return [subject.form(said)]
 
 
-def _takes(taken: Mapping[int, str], subject: AuditSubject) -> list[Action]:
+def _shortcut(taken: Mapping[int, str], subject: AuditSubject) -> list[Action]:
     return [subject.form(taken[subject.gold.task_index])] if subject.gold.task_index in taken else []
 
 
-def _chooses(choices: Mapping[int, Sequence[str]], number: int, subject: AuditSubject) -> list[Action]:
+def _choice_script(choices: Mapping[int, Sequence[str]], number: int, subject: AuditSubject) -> list[Action]:
     return [subject.form(choices[subject.gold.task_index][number])]
 
 
-def _spread(golds: Sequence[Trajectory], count: int) -> list[Trajectory]:
-    """So many of them: one from each of as many parts of equal size, so that rows that take turns are met alike."""
+def _spread_evenly(golds: Sequence[Trajectory], count: int) -> list[Trajectory]:
+    """`count` golds, one from each of as many parts of equal size, so that rows that take turns are met alike."""
     if count >= len(golds):
         return list(golds)
     rng = random.Random(count)

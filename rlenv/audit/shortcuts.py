@@ -18,7 +18,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from rlenv.audit.golds import tail
+from rlenv.audit.golds import binomial_tail
 from rlenv.audit.play import Leak
 from rlenv.audit.subject import AuditSubject, options_of, same
 from rlenv.audit.texts import WORDS, any_of
@@ -46,7 +46,7 @@ _DENIES = re.compile(r"\b(?:not|never|no|none|nobody|nothing|neither|nor|cannot|
 _SAYS_HOW = re.compile(r"\b(?:answer|reply|respond)\b[^.\n?]*", re.IGNORECASE)
 
 
-def _size(text: str) -> float:
+def _number_or_zero(text: str) -> float:
     value = number(text)
     return 0.0 if value is None else float(value)
 
@@ -55,7 +55,7 @@ def _first_number(text: str) -> int:
     return int(next(iter(re.findall(r"\d{1,9}", text)), -1))
 
 
-def _has(word: str, text: str) -> bool:
+def _has_word(word: str, text: str) -> bool:
     return re.search(rf"\b{word}\b", text, re.IGNORECASE) is not None
 
 
@@ -72,7 +72,7 @@ _LOOKS: dict[str, Callable[[str], Hashable]] = {
 _LOOKS["the letters before a number"] = lambda text: next(iter(re.findall(r"\b([^\W\d_]{1,6})[-_/]?\d", text)), "")
 _LOOKS["a word that denies"] = lambda text: _DENIES.search(text) is not None
 _LOOKS["whether its first number is odd"] = lambda text: _first_number(text) % 2
-_LOOKS |= {f"the word {word!r}": partial(_has, word) for word in WORDS["small"]}
+_LOOKS |= {f"the word {word!r}": partial(_has_word, word) for word in WORDS["small"]}
 """Features of a prompt that say nothing of what is asked."""
 _PICKS: Mapping[str, Callable[[Sequence[str]], str]] = {
     "the longest option": lambda options: max(options, key=len),
@@ -83,9 +83,9 @@ _PICKS: Mapping[str, Callable[[Sequence[str]], str]] = {
     "the option with digits": lambda options: max(options, key=lambda one: sum(sign.isdigit() for sign in one)),
     "the option with most marks": lambda options: max(options, key=lambda one: sum(not s.isalnum() for s in one)),
     "the option with most capitals": lambda options: max(options, key=lambda one: sum(s.isupper() for s in one)),
-    "the largest number": lambda options: max(options, key=_size),
-    "the smallest number": lambda options: min(options, key=_size),
-    "the number in the middle": lambda options: sorted(options, key=_size)[(len(options) - 1) // 2],
+    "the largest number": lambda options: max(options, key=_number_or_zero),
+    "the smallest number": lambda options: min(options, key=_number_or_zero),
+    "the number in the middle": lambda options: sorted(options, key=_number_or_zero)[(len(options) - 1) // 2],
     "the option that comes first in the alphabet": lambda options: min(options, key=str.casefold),
     "the option that comes last in the alphabet": lambda options: max(options, key=str.casefold),
 }
@@ -109,9 +109,9 @@ def find_shortcut(subjects: Sequence[AuditSubject]) -> Leak | None:
     mixed = random.Random(0).sample(range(len(some)), len(some))
     halves = [mixed[::2], mixed[1::2]] if len(some) >= _LEAST_TASKS else []
     # What is learnt on each half is tried on the other; what goes by the look of an option has learnt nothing.
-    learnt = [dict(_by_look(some, half, {} if asks_form else _LOOKS)) for half in halves]
-    tried = [one for one in _by_option(some) if one[0] == _AS_THE_GAP or not asks_form]
-    tried += _by_rank(some)
+    learnt = [dict(_look_rules(some, half, {} if asks_form else _LOOKS)) for half in halves]
+    tried = [one for one in _option_rules(some) if one[0] == _AS_THE_GAP or not asks_form]
+    tried += _rank_rules(some)
     common = Counter(one.right for one in some).most_common(1)[0][1] / len(some)
     for name in learnt[0] if learnt else ():
         if name in learnt[1]:
@@ -121,7 +121,7 @@ def find_shortcut(subjects: Sequence[AuditSubject]) -> Leak | None:
     for name, said, chance in tried:
         hits = sum(same(said[at], some[at].right) for at in said)
         # Of so many rules one fits by chance.
-        if hits >= _HITS * len(some) and tail(hits, len(some), chance) * len(_LOOKS) < _RARE:
+        if hits >= _HITS * len(some) and binomial_tail(hits, len(some), chance) * len(_LOOKS) < _RARE:
             taken = {some[at].gold.task_index: said[at] for at in said}
             sure.append(Leak(name, f"{hits} of {len(some)} by {name}", taken, hits))
     sure.sort(key=lambda one: -one.hits)
@@ -132,14 +132,14 @@ def find_shortcut(subjects: Sequence[AuditSubject]) -> Leak | None:
 def _asks_form(subject: AuditSubject) -> bool:
     """True if a question, without its options and how to answer it, is about the look of something."""
     text = subject.prompt
-    for option in sorted(_labelled(subject), key=len, reverse=True):
+    for option in sorted(_options_by_text(subject), key=len, reverse=True):
         text = text.replace(option, "")
     return bool(_ASKS_FORM.search(_SAYS_HOW.sub("", text)))
 
 
-def _by_option(subjects: Sequence[AuditSubject]) -> Iterator[tuple[str, Mapping[int, str], float]]:
+def _option_rules(subjects: Sequence[AuditSubject]) -> Iterator[tuple[str, Mapping[int, str], float]]:
     """The answers of a policy that picks by the look of an option."""
-    listed = {at: options for at, one in enumerate(subjects) if (options := _labelled(one))}
+    listed = {at: options for at, one in enumerate(subjects) if (options := _options_by_text(one))}
     if len(listed) < _HITS * len(subjects):
         return
     chance = sum(1 / len(options) for options in listed.values()) / len(listed)
@@ -157,13 +157,13 @@ def _by_option(subjects: Sequence[AuditSubject]) -> Iterator[tuple[str, Mapping[
     yield _AS_THE_GAP, {at: some[0] for at, some in fits.items() if len(some) == 1}, chance
 
 
-def _by_rank(subjects: Sequence[AuditSubject]) -> Iterator[tuple[str, Mapping[int, str], float]]:
+def _rank_rules(subjects: Sequence[AuditSubject]) -> Iterator[tuple[str, Mapping[int, str], float]]:
     """The answers of a policy that takes a number of the prompt by its size, where no question asks for a size."""
-    golds = [_size(one.right) for one in subjects]
+    golds = [_number_or_zero(one.right) for one in subjects]
     questions = [" ".join(_QUESTION.findall(one.prompt)) or one.prompt for one in subjects]
     if 5 * sum(_ASKS_RANK.search(one) is not None for one in questions) > len(subjects):
         return
-    shown = [{_size(text): text for text in _NUMBER.findall(one.prompt)} for one in subjects]
+    shown = [{_number_or_zero(text): text for text in _NUMBER.findall(one.prompt)} for one in subjects]
     fit = [sorted(size for size in some if min(golds) / 10 <= size <= 10 * max(golds)) for some in shown]
     listed = {at: sizes for at, sizes in enumerate(fit) if len(sizes) >= 3}
     if len(listed) < _HITS * len(subjects):
@@ -173,27 +173,27 @@ def _by_rank(subjects: Sequence[AuditSubject]) -> Iterator[tuple[str, Mapping[in
         yield f"the {name} number of the prompt", {at: shown[at][sizes[place]] for at, sizes in listed.items()}, chance
 
 
-def _labelled(subject: AuditSubject) -> dict[str, str]:
+def _options_by_text(subject: AuditSubject) -> dict[str, str]:
     """A task's options by text, each with what is said to choose it; {} where it lists none."""
     options = options_of(subject)
     if not options:
         return {}
-    texts = [_text_behind(subject.prompt, one) if len(one) == 1 else one for one in options]
+    texts = [_text_behind_label(subject.prompt, one) if len(one) == 1 else one for one in options]
     return dict(zip(texts, options, strict=True)) if all(texts) and len(set(texts)) == len(options) else {}
 
 
-def _text_behind(prompt: str, label: str) -> str:
+def _text_behind_label(prompt: str, label: str) -> str:
     found = re.search(
         rf"(?:^|[\s(]){re.escape(label)}[).:]\s+(\S[^\n]*?)(?=\s+\(?[A-J][).:]\s|\n|$)", prompt, re.MULTILINE
     )
     return found[1] if found else ""
 
 
-def _remainder(by: int, text: str) -> int:
+def _number_remainder(by: int, text: str) -> int:
     return _first_number(text) % by
 
 
-def _by_look(
+def _look_rules(
     subjects: Sequence[AuditSubject], learnt: Sequence[int], known_looks: Mapping[str, Callable[[str], Hashable]]
 ) -> Iterator[tuple[str, Mapping[int, str]]]:
     """The answers of a policy that has learnt which answer goes with which look of a question, or its number."""
@@ -206,7 +206,7 @@ def _by_look(
     runs = all(other == one + 1 for one, other in pairwise(numbers))
     runs &= 2 * len({re.sub(r"\d+", "", one.prompt) for one in subjects}) > len(subjects)  # else it is what is asked
     for by in _CYCLES if runs else ():
-        looks[f"the remainder of its running number by {by}"] = partial(_remainder, by)
+        looks[f"the remainder of its running number by {by}"] = partial(_number_remainder, by)
     for name, look in looks.items():
         seen: dict[Hashable, Counter[str]] = defaultdict(Counter)
         for at in learnt:
@@ -244,10 +244,10 @@ def check_tests(environment: Environment, rows: Rows, found: DataFindings) -> No
         tested = [getattr(spec, form), spec.entry or ""]
         if not any("resources" in text for text in texts_in(tested)):
             for some in rows.values():
-                _check(term, form, tested, environment.spec.vars, some, found)
+                _check_term_tests(term, form, tested, environment.spec.vars, some, found)
 
 
-def _check(
+def _check_term_tests(
     term: Term,
     form: str,
     tested: Sequence[Any],
@@ -262,7 +262,7 @@ def _check(
     for row in [one for one in rows[:: -(-len(rows) // _MOST_ROWS) or 1] if one.prompt]:
         try:
             given, entry = fill(task=row.task, vars=known)
-            tests = list(_tests(form, given, str(entry)))[:_MOST_TESTS]
+            tests = list(_read_tests(form, given, str(entry)))[:_MOST_TESTS]
         except Exception:  # rows of any kind: the oracle's own episode has failed of it
             continue
         if not tests:
@@ -279,18 +279,18 @@ def _check(
         "table of the examples passes them; test with arguments that are not shown"
     )
     if len(shown) >= max(_LEAST_ROWS, _FEW * len(earned)):
-        found.report("tests_in_prompt", shown, message, name)
+        found.add_hole("tests_in_prompt", shown, message, name)
     else:
         found.notes.append(f"tests_in_prompt: {message}")
 
 
-def _tests(form: str, given: Any, entry: str) -> Iterator[Pairs]:
+def _read_tests(form: str, given: Any, entry: str) -> Iterator[Pairs]:
     """Each test with its parts; what cannot be read has a part that no prompt shows."""
     if form == "programs":
         for text in [given] if isinstance(given, str) else given:
-            yield [_asserted(node, text) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Assert)] or [
-                (_pattern(text), "")
-            ]
+            yield [
+                _assertion_patterns(node, text) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Assert)
+            ] or [(_text_pattern(text), "")]
         return
     value = json.loads(given) if isinstance(given, str) else given
     if isinstance(value, Mapping):
@@ -298,14 +298,14 @@ def _tests(form: str, given: Any, entry: str) -> Iterator[Pairs]:
     for row in value:
         told, wanted = row.get("args", row.get("input")), row.get("expected", row.get("output"))
         if form == "stdin":
-            yield [(_printed(told), _printed(wanted))]
+            yield [(_printed_pattern(told), _printed_pattern(wanted))]
             continue
         if isinstance(told, str):  # one JSON value a line
             told, wanted = [json.loads(line) for line in told.splitlines()], json.loads(wanted)
-        yield [(_arguments(told, row.get("kwargs") or {}, entry), _value(wanted))]
+        yield [(_arguments_pattern(told, row.get("kwargs") or {}, entry), _value_pattern(wanted))]
 
 
-def _asserted(node: ast.Assert, text: str) -> tuple[str, str]:
+def _assertion_patterns(node: ast.Assert, text: str) -> tuple[str, str]:
     """The call of an assertion and its expected value; the whole text where it is of another form."""
     test: ast.expr = node.test
     wanted: object = True
@@ -319,7 +319,7 @@ def _asserted(node: ast.Assert, text: str) -> tuple[str, str]:
             try:
                 test, wanted = calls[0], ast.literal_eval(others[0])
             except (ValueError, TypeError, SyntaxError):
-                return (_pattern(ast.get_source_segment(text, node) or "?"), "")
+                return (_text_pattern(ast.get_source_segment(text, node) or "?"), "")
     if isinstance(test, ast.Call):
         try:
             told = [ast.literal_eval(one) for one in test.args]
@@ -327,23 +327,23 @@ def _asserted(node: ast.Assert, text: str) -> tuple[str, str]:
         except (ValueError, TypeError, SyntaxError):
             pass
         else:
-            return (_arguments(told, named, ""), _value(wanted))
-    return (_pattern(ast.get_source_segment(text, node) or "?"), "")
+            return (_arguments_pattern(told, named, ""), _value_pattern(wanted))
+    return (_text_pattern(ast.get_source_segment(text, node) or "?"), "")
 
 
-def _arguments(told: Sequence[Any], named: Mapping[str, Any], entry: str) -> str:
-    parts = [_value(one) for one in [*told, *named.values()]]
+def _arguments_pattern(told: Sequence[Any], named: Mapping[str, Any], entry: str) -> str:
+    parts = [_value_pattern(one) for one in [*told, *named.values()]]
     if not parts:
         return (re.escape(entry) or r"\w+") + r"\s*\(\s*\)"
     return r"[\s,;]*(?:\w+\s*[=:]\s*)?".join(parts)
 
 
-def _printed(value: Any) -> str:
-    return _pattern("\n".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value))
+def _printed_pattern(value: Any) -> str:
+    return _text_pattern("\n".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value))
 
 
-def _value(value: Any) -> str:
-    return _pattern(value if isinstance(value, str) else repr(value), quoted=True)
+def _value_pattern(value: Any) -> str:
+    return _text_pattern(value if isinstance(value, str) else repr(value), quoted=True)
 
 
 def _is_shown(part: tuple[str, str], prompt: str) -> bool:
@@ -356,9 +356,9 @@ def _is_shown(part: tuple[str, str], prompt: str) -> bool:
     return re.search(f"{told}{between}{wanted}", prompt) is not None
 
 
-def _pattern(text: str, *, quoted: bool = False) -> str:
+def _text_pattern(text: str, *, quoted: bool = False) -> str:
     """Finds a value as Python, JSON or prose writes it: whatever the space, the quotes and the brackets."""
-    found = [_token(one) for one in _TOKEN.findall(text[:_PATTERN_CHARS])]
+    found = [_token_pattern(one) for one in _TOKEN.findall(text[:_PATTERN_CHARS])]
     inside = r"\s*".join(one for one in found if one)
     begins = r"(?<![\w.])(?<![\w.]-)" if re.match(r"\w", text) else ""
     ends = r"(?![\w]|\.\d)" if re.search(r"\w$", text) else ""
@@ -366,7 +366,7 @@ def _pattern(text: str, *, quoted: bool = False) -> str:
     return f"{marks}{begins}{inside}{ends}{marks}"
 
 
-def _token(token: str) -> str:
+def _token_pattern(token: str) -> str:
     if token in "\"'":
         return "[\"']"
     if token in "([":

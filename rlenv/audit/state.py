@@ -10,10 +10,10 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from rlenv.audit.asking import ID, RUNS, siblings, values_of
+from rlenv.audit.asking import ID, RUNS, oracle_values, sibling_values
 from rlenv.audit.crafted import named_words
 from rlenv.audit.play import Adaptive, Chapter, Key, Results, ScriptPlayer, Way, script_of, total_of
-from rlenv.audit.probes import arguments_of, beyond_calls, filler, places_of
+from rlenv.audit.probes import arguments_by_name, extreme_calls, filler, names_for
 from rlenv.audit.subject import Action, AuditSubject, call_key, kinds_of, properties_of, shaped, texts_of, tools_of
 from rlenv.audit.texts import holds
 from rlenv.audit.variants import CONTROL
@@ -45,7 +45,7 @@ async def attack_state(player: ScriptPlayer, chapter: Chapter, subjects: Sequenc
     # Where the answer behind it is right on its own, nothing is earned by the state.
     alone = await player.way(subjects, lambda one: [one.form(one.wrong()[0])]) if changing else {}
 
-    def unsaid(way: Way) -> Way:
+    def unpaid_answers(way: Way) -> Way:
         return {key: one for key, one in way.items() if 2 * total_of(alone[key]) <= total_of(chapter.golds[key])}
 
     called = {call.name for one in subjects for call in one.own_calls()}
@@ -54,22 +54,22 @@ async def attack_state(player: ScriptPlayer, chapter: Chapter, subjects: Sequenc
         # Another way to do the same is no hole; one without a step may be.
         if tool.name in called:
             others = [one for one in others if sum(one.changes(call.name) for call in one.own_calls()) > 1]
-        ways = [await player.way(others, partial(_instead, tool=tool, at=at)) for at in range(2)]
-        chapter.tried["unused_tool"] += [(tool.name, unsaid(way)) for way in ways]
+        ways = [await player.way(others, partial(_other_tool_script, tool=tool, at=at)) for at in range(2)]
+        chapter.tried["unused_tool"] += [(tool.name, unpaid_answers(way)) for way in ways]
     for some in [changing, *([tool] for tool in changing)] if changing else ():
-        way = unsaid(await player.way(subjects, partial(_empty_state, changing=some)))
+        way = unpaid_answers(await player.way(subjects, partial(_empty_state_script, changing=some)))
         undone = {key: one for key, one in way.items() if not _did_the_task(one, chapter, [one.name for one in some])}
         # Who has made the oracle's own calls among all others has not emptied it.
-        made = {key: one for key, one in undone.items() if _has_made(one, chapter.golds[key], changing)}
+        made = {key: one for key, one in undone.items() if _has_made_own_calls(one, chapter.golds[key], changing)}
         unused = [one.name for one in some if one.name not in called]
         said = f"; the oracle never calls {', '.join(unused)}: take it away" if unused else ""
         chapter.tried["emptied_state"].append((said, {key: one for key, one in undone.items() if key not in made}))
         listed = "the tools that change something for all that the others list"
-        chapter.tried["every_listed"].append((listed, _gone_well(made, chapter, changing)))
+        chapter.tried["every_listed"].append((listed, _accepted(made, chapter, changing)))
     for value in _values_to_write(player.environment) if changing else ():
-        way = await player.way(subjects, partial(_write_same, changing=changing, value=value))
-        chapter.tried["written"].append((None, unsaid(way)))
-    chapter.only_said = await player.way(subjects, _only_says)
+        way = await player.way(subjects, partial(_write_same_script, changing=changing, value=value))
+        chapter.tried["written"].append((None, unpaid_answers(way)))
+    chapter.only_said = await player.way(subjects, _last_words_script)
     # Words, and a call that is another one on each task, may be the right answer.
     ends = [one.gold for one in subjects if one.gold.turns[-1].results and _changing_calls(one)]
     ended = {(one.split, one.task_index) for one in ends} if len({one.turns[-1].action for one in ends}) == 1 else ()
@@ -78,21 +78,21 @@ async def attack_state(player: ScriptPlayer, chapter: Chapter, subjects: Sequenc
         scripts = {subject.gold.task_index: write(subject) for subject in subjects}
         for place in dict.fromkeys(place for found in scripts.values() for place in found):
             way = await player.way(subjects, partial(script_of, scripts, place))
-            chapter.tried[name].append((place, _gone_well(way, chapter, changing) if name == "every_value" else way))
-    for way in [await player.way(subjects, partial(_do_again, number=one)) for one in range(2)]:
+            chapter.tried[name].append((place, _accepted(way, chapter, changing) if name == "every_value" else way))
+    for way in [await player.way(subjects, partial(_repeated_actions, number=one)) for one in range(2)]:
         more = math.fsum(map(total_of, way.values())) > _MORE * math.fsum(total_of(chapter.golds[key]) for key in way)
         chapter.tried["again"] += [(None, way)] * more
     for name in [tool.name for tool in changing if tool.name in called]:
-        ways = [await player.way(subjects, partial(_to_and_fro, name=name, times=times)) for times in (_OFTEN, 0)]
+        ways = [await player.way(subjects, partial(_back_and_forth, name=name, times=times)) for times in (_OFTEN, 0)]
         # Only who has found what takes it back goes to and fro at the end.
         often = {key: one for key, one in ways[0].items() if len({turn.action for turn in one.turns[-7:-1]}) == 2}
-        often = {key: one for key, one in often.items() if not _keys(one) <= _keys(chapter.golds[key])}
+        often = {key: one for key, one in often.items() if not _call_keys(one) <= _call_keys(chapter.golds[key])}
         said = f"the oracle's first call of {name} and what takes it back"
         chapter.tried["same_call"] += [(said, {key: one for key, one in often.items() if len(one.turns) > _OTHERS})]
         chapter.tried["same_call"] += [(f"{CONTROL}{said}", ways[1])]
 
 
-def _only_says(subject: AuditSubject) -> list[Action]:
+def _last_words_script(subject: AuditSubject) -> list[Action]:
     """The oracle's last words; a call that ends an episode is none."""
     return [subject.last_words() if subject.gold.turns[-1].results else subject.gold.turns[-1].action]
 
@@ -100,28 +100,28 @@ def _only_says(subject: AuditSubject) -> list[Action]:
 def _did_the_task(ended: Trajectory, chapter: Chapter, changing: Sequence[str]) -> bool:
     """True if a policy that changes all there is has changed what the oracle changes: told the same by equally many."""
 
-    def changes(one: Trajectory) -> tuple[set[tuple[str, str]], int]:
+    def changes_of(one: Trajectory) -> tuple[set[tuple[str, str]], int]:
         made = [pair for turn in one.turns for pair in zip(turn.parsed.calls, turn.results, strict=False)]
         went = [(call, result) for call, result in made if result.name in changing and result.outcome == "ok"]
         calls = {(call.name, str(call.arguments)) for call, _ in went if isinstance(call, ToolCall)}
         return {(result.name, result.text) for _, result in went}, len(calls)
 
-    told = changes(chapter.golds[ended.split, ended.task_index])
-    return bool(told[0]) and changes(ended) == told
+    told = changes_of(chapter.golds[ended.split, ended.task_index])
+    return bool(told[0]) and changes_of(ended) == told
 
 
-def _has_made(ended: Trajectory, gold: Trajectory, changing: Sequence[Tool]) -> bool:
+def _has_made_own_calls(ended: Trajectory, gold: Trajectory, changing: Sequence[Tool]) -> bool:
     """True where all of the oracle's calls that change something are among those of an episode, or parts of these."""
     names = {tool.name for tool in changing}
-    made, own = ([call for call, _ in _answered(one) if call.name in names] for one in (ended, gold))
-    return bool(own) and all(any(_covers(call, wanted) for call in made) for wanted in own)
+    made, own = ([call for call, _ in _calls_with_results(one) if call.name in names] for one in (ended, gold))
+    return bool(own) and all(any(_covers_call(call, wanted) for call in made) for wanted in own)
 
 
-def _keys(ended: Trajectory) -> set[tuple[str, str]]:
-    return {call_key(call) for call, _ in _answered(ended)}
+def _call_keys(ended: Trajectory) -> set[tuple[str, str]]:
+    return {call_key(call) for call, _ in _calls_with_results(ended)}
 
 
-def _covers(call: ToolCall, wanted: ToolCall) -> bool:
+def _covers_call(call: ToolCall, wanted: ToolCall) -> bool:
     pairs = [(call.arguments.get(key), value) for key, value in wanted.arguments.items()]
     return call.name == wanted.name and all(
         mine == right or (isinstance(mine, list) and isinstance(right, list) and all(one in mine for one in right))
@@ -129,16 +129,16 @@ def _covers(call: ToolCall, wanted: ToolCall) -> bool:
     )
 
 
-def _gone_well(way: Way, chapter: Chapter, changing: Sequence[Tool]) -> Way:
-    """Those in which another call, behind the oracle's first, was answered as its own: others are refused or undone."""
+def _accepted(way: Way, chapter: Chapter, changing: Sequence[Tool]) -> Way:
+    """Episodes where another call, behind the oracle's first, was answered as its own: others are refused or undone."""
 
     names = {tool.name for tool in changing}
 
-    def is_so(key: Key, ended: Trajectory) -> bool:
+    def is_accepted(key: Key, ended: Trajectory) -> bool:
         gold = chapter.golds[key]
-        own = _keys(gold)
+        own = _call_keys(gold)
         told: dict[tuple[str, bool], set[str]] = {}
-        made = [one for one in _answered(ended) if one[0].name in names]
+        made = [one for one in _calls_with_results(ended) if one[0].name in names]
         firsts = {call.name: at for at, (call, _) in [*enumerate(made)][::-1] if call_key(call) in own}
         for at, (call, result) in enumerate(made):
             if call_key(call) not in own and at < firsts.get(call.name, 0):
@@ -151,10 +151,10 @@ def _gone_well(way: Way, chapter: Chapter, changing: Sequence[Tool]) -> Way:
         others = [(name, texts) for (name, is_own), texts in told.items() if not is_own]
         return any(texts & told.get((name, True), texts) for name, texts in others)
 
-    return {key: ended for key, ended in way.items() if is_so(key, ended)}
+    return {key: ended for key, ended in way.items() if is_accepted(key, ended)}
 
 
-def _answered(ended: Trajectory) -> Iterator[tuple[ToolCall, ToolResult]]:
+def _calls_with_results(ended: Trajectory) -> Iterator[tuple[ToolCall, ToolResult]]:
     for turn in ended.turns:
         for call, result in zip(turn.parsed.calls, turn.results, strict=False):
             if isinstance(call, ToolCall):
@@ -171,7 +171,7 @@ def _changing_calls(subject: AuditSubject) -> list[tuple[int, ToolCall, Tool]]:
     ]
 
 
-def _every(subject: AuditSubject) -> dict[str, list[Action]]:
+def _every_value_scripts(subject: AuditSubject) -> dict[str, list[Action]]:
     """The oracle's calls with each value that an argument may have, one after the other or all at once."""
     calls = subject.own_calls()
     last, limits = subject.last_words(), subject.limits
@@ -181,7 +181,7 @@ def _every(subject: AuditSubject) -> dict[str, list[Action]]:
         # A command or a query is no value among others: it does its own work.
         for key, right in call.arguments.items() if entries[tool.entry].kind not in RUNS else ():
             one = right[0] if isinstance(right, (list, tuple)) and right else right
-            others = siblings(subject, tool, key, one)
+            others = sibling_values(subject, tool, key, one)
             if not others:
                 continue
             wanted: list[Any] = []
@@ -192,21 +192,21 @@ def _every(subject: AuditSubject) -> dict[str, list[Action]]:
             half = len(others) // 2
             each = [] if isinstance(right, (list, tuple)) else [*others[:half], right, *others[half:]]
 
-            def acts(values: Sequence[Any], at: int = place, name: str = key) -> list[Action]:
+            def actions_with(values: Sequence[Any], at: int = place, name: str = key) -> list[Action]:
                 mine = [ToolCall(calls[at].name, {**calls[at].arguments, name: value}) for value in values]
                 made = subject.turns_of([*calls[:at], *mine, *calls[at + 1 :]])
                 return [*made[: limits.turns - 1], last]
 
             said = f"{tool.name} with each {key} that is named"
             if len(each) > 2 and each[-1] != right:
-                found.setdefault(said, acts(each))
+                found.setdefault(said, actions_with(each))
             for value in wanted:
                 shown = "all that are named" if value not in _ALL else repr(value)
-                found.setdefault(f"{tool.name} with {shown} as its {key}", acts([value]))
+                found.setdefault(f"{tool.name} with {shown} as its {key}", actions_with([value]))
     return found
 
 
-def _left_out(subject: AuditSubject) -> dict[str, list[Action]]:
+def _left_out_scripts(subject: AuditSubject) -> dict[str, list[Action]]:
     """The oracle's calls without some that change something and that the prompt or the row speaks of."""
     calls, changing = subject.own_calls(), _changing_calls(subject)
     told = " ".join([subject.prompt, *texts_of(subject.task)])
@@ -224,7 +224,7 @@ def _left_out(subject: AuditSubject) -> dict[str, list[Action]]:
     return found
 
 
-def _empty_state(subject: AuditSubject, *, changing: Sequence[Tool]) -> Adaptive:
+def _empty_state_script(subject: AuditSubject, *, changing: Sequence[Tool]) -> Adaptive:
     """Calls these tools, which change something, for all that the others list, and then gives a wrong answer.
 
     The others are asked what means nothing, and what the oracle asks them on this task and on others.
@@ -256,7 +256,7 @@ def _empty_state(subject: AuditSubject, *, changing: Sequence[Tool]) -> Adaptive
         ToolCall(tool.name, arguments)
         for tool in changing
         if not subject.submits(tool.name)
-        for arguments in arguments_of(tool, names)
+        for arguments in arguments_by_name(tool, names)
     ]
     for start in range(0, len(wanted), limits.calls_per_turn):
         some = wanted[start : start + limits.calls_per_turn]
@@ -268,7 +268,7 @@ def _empty_state(subject: AuditSubject, *, changing: Sequence[Tool]) -> Adaptive
     yield subject.form("0" if number(subject.right) else subject.wrong()[0])
 
 
-def _instead(subject: AuditSubject, *, tool: Tool, at: int) -> list[Action]:
+def _other_tool_script(subject: AuditSubject, *, tool: Tool, at: int) -> list[Action]:
     """One call of another tool in place of the oracle's, with its values: all of them, or the first alone."""
     known = {key: value for call in subject.own_calls() for key, value in call.arguments.items()}
     given = [key for key in properties_of(tool) if key in known]
@@ -281,7 +281,7 @@ def _values_to_write(environment: Environment) -> list[tuple[str, int]]:
     return [(_SAME, _MUCH), (_SAME, -_MUCH), *((word, _MUCH) for word in named_words(environment)[:_MOST_AIMS])]
 
 
-def _write_same(subject: AuditSubject, *, changing: Sequence[Tool], value: tuple[str, int]) -> list[Action]:
+def _write_same_script(subject: AuditSubject, *, changing: Sequence[Tool], value: tuple[str, int]) -> list[Action]:
     """Sets all that these tools write to one value, under each name that their schemas and descriptions say."""
     text, amount = value
     same_as: Mapping[str, Any] = {"boolean": True, "integer": amount, "number": amount, "string": text}
@@ -295,7 +295,7 @@ def _write_same(subject: AuditSubject, *, changing: Sequence[Tool], value: tuple
         values = {key: value for key, some in kinds.items() for kind, value in same_as.items() if kind in some}
         limited = {key: part["maximum"] for key, part in properties.items() if key in values and "maximum" in part}
         base = {**filler(tool, text), **values, **limited}
-        places = {key: places_of(subject, tool, key, part) for key, part in properties.items()}
+        places = {key: names_for(subject, tool, key, part) for key, part in properties.items()}
         # A place may take several words: all of those are told what is written there.
         for told in plain[::-1] if len(plain) > 2 else ():
             words = [[(key, word) for word in places[key][:_MOST_PLACES]] for key in plain if key != told]
@@ -308,7 +308,7 @@ def _write_same(subject: AuditSubject, *, changing: Sequence[Tool], value: tuple
     return [*subject.turns_of(made)[: subject.limits.turns - 1], subject.form(text)]
 
 
-def _other_arguments(subject: AuditSubject) -> dict[tuple[str, str, int], list[Action]]:
+def _other_argument_scripts(subject: AuditSubject) -> dict[tuple[str, str, int], list[Action]]:
     """The oracle's calls with other arguments, by the tool, what is other there ("" for all), and the number of a way.
 
     Way 0 leaves it out, or empty where it is needed; the others are wrong. Nothing for what no row or prompt says.
@@ -324,33 +324,33 @@ def _other_arguments(subject: AuditSubject) -> dict[tuple[str, str, int], list[A
     for name in changing[:_MOST_AIMS]:
         arguments = [call.arguments for call in calls if call.name == name]
         said = {key: one[key] for one in arguments for key in one if holds(told, str(one[key]))}
-        others = {key: _others(subject, name, key, value) for key, value in said.items()}
+        others = {key: _other_values(subject, name, key, value) for key, value in said.items()}
         for at in range(_OTHERS):
             for key in ("", *list(said)[:_MOST_AIMS]):
                 changed = {one: values[at] for one, values in others.items() if key in ("", one)}
                 if not changed or (at and None in changed.values()):
                     continue
-                made = [_with(call, changed, tools[name]) if call.name == name else call for call in calls]
+                made = [_with_arguments(call, changed, tools[name]) if call.name == name else call for call in calls]
                 # What is empty may be right.
                 if any(dict(one.arguments) != dict(call.arguments) for one, call in zip(made, calls, strict=True)):
                     found[name, key, at] = [*subject.turns_of(made), last]
     return found
 
 
-def _others(subject: AuditSubject, name: str, key: str, right: Any) -> list[Any]:
+def _other_values(subject: AuditSubject, name: str, key: str, right: Any) -> list[Any]:
     """Nothing, and wrong values: of another task, or of the right one's shape; far above and far below; of this row."""
     told = set(texts_of(subject.task))
     # What every task asks for stands in no row, and is right here as well.
     told |= {str(call.arguments.get(key)) for call, _ in subject.oracle_calls() if call.name == name}
-    wrong = next((one for one in values_of(subject, name, key) if str(one) not in told), None)
-    own = [*siblings(subject, subject.tools[name], key, right), None, None][:2]
+    wrong = next((one for one in oracle_values(subject, name, key) if str(one) not in told), None)
+    own = [*sibling_values(subject, subject.tools[name], key, right), None, None][:2]
     if isinstance(right, bool) or not isinstance(right, (int, float)):
         made = shaped(right, random.Random(0)) if isinstance(right, str) else None
         return [None, made if wrong is None else wrong, None, None, *own]
     return [None, right * 3 + 7 if wrong is None else wrong, _MUCH, -_MUCH, *own]
 
 
-def _with(call: ToolCall, changed: Mapping[str, Any], tool: Tool) -> ToolCall:
+def _with_arguments(call: ToolCall, changed: Mapping[str, Any], tool: Tool) -> ToolCall:
     """A call with some arguments as these; those that are None are left out, or empty where they are needed."""
     needed, given = tool.parameters.get("required", ()), dict(call.arguments)
     for key in set(changed) & set(given):
@@ -360,7 +360,7 @@ def _with(call: ToolCall, changed: Mapping[str, Any], tool: Tool) -> ToolCall:
     return ToolCall(call.name, given)
 
 
-def _do_again(subject: AuditSubject, number: int) -> list[Action]:
+def _repeated_actions(subject: AuditSubject, number: int) -> list[Action]:
     """The oracle's actions with each call made three times: in the same turn, or in turns of its own."""
     *before, last = [turn.action for turn in subject.gold.turns]
     calls = subject.own_calls()
@@ -370,16 +370,16 @@ def _do_again(subject: AuditSubject, number: int) -> list[Action]:
     return [*turns[: subject.limits.turns - 1], last]
 
 
-def _to_and_fro(subject: AuditSubject, *, name: str, times: int) -> Adaptive | Sequence[Action]:
+def _back_and_forth(subject: AuditSubject, *, name: str, times: int) -> Adaptive | Sequence[Action]:
     """The oracle's calls up to the first one of a tool, and that one taken back and made anew so many times."""
     calls = subject.own_calls()
     at = next((at for at, call in enumerate(calls) if call.name == name and name in subject.tools), None)
-    return () if at is None else _taking_back(subject, calls[:at], calls[at], times)
+    return () if at is None else _take_back_and_redo(subject, calls[:at], calls[at], times)
 
 
-def _taking_back(subject: AuditSubject, ahead: Sequence[ToolCall], call: ToolCall, times: int) -> Adaptive:
+def _take_back_and_redo(subject: AuditSubject, ahead: Sequence[ToolCall], call: ToolCall, times: int) -> Adaptive:
     """Tries what could take the call back: that did which lets the same call be answered as it was before."""
-    limits, backs, said, first = subject.limits, _undoing(subject, call), "", subject.turns_of(ahead)
+    limits, backs, said, first = subject.limits, _undoing_calls(subject, call), "", subject.turns_of(ahead)
     for action in first:  # noqa: UP028  # a list takes nothing that is sent to it
         yield action
     for result in (yield Message("assistant", "", (call,))):
@@ -395,7 +395,7 @@ def _taking_back(subject: AuditSubject, ahead: Sequence[ToolCall], call: ToolCal
     yield subject.last_words()
 
 
-def _undoing(subject: AuditSubject, call: ToolCall) -> list[ToolCall]:
+def _undoing_calls(subject: AuditSubject, call: ToolCall) -> list[ToolCall]:
     """Calls that may take one back: of other tools with the same values, and of the same tool with another word."""
     words = {key: value for key, value in call.arguments.items() if isinstance(value, str)}
     found: list[ToolCall] = []
@@ -406,12 +406,12 @@ def _undoing(subject: AuditSubject, call: ToolCall) -> list[ToolCall]:
             told = told or dict(zip([*parts][:1], words.values(), strict=False))
             found.insert(0, ToolCall(tool.name, {**filler(tool, ""), **told}))
         for key, value in words.items() if tool.name == call.name else ():
-            known = [*values_of(subject, tool.name, key), *places_of(subject, tool, key, parts.get(key, {}))]
+            known = [*oracle_values(subject, tool.name, key), *names_for(subject, tool, key, parts.get(key, {}))]
             found += [ToolCall(tool.name, {**told, key: one}) for one in dict.fromkeys(known) if one != value]
     return found[:_OTHERS]
 
 
-def _same_call(subject: AuditSubject) -> dict[str, list[Action]]:
+def _same_call_scripts(subject: AuditSubject) -> dict[str, list[Action]]:
     """The first of the oracle's calls that change something, or a wrong one of that kind, again and again; and once."""
     calls, limits = subject.own_calls(), subject.limits
     changing = [call for call in calls if subject.changes(call.name)] or calls
@@ -420,7 +420,7 @@ def _same_call(subject: AuditSubject) -> dict[str, list[Action]]:
     call = changing[0]
     if sum((one.name, one.arguments) == (call.name, call.arguments) for one in calls) > 1:
         return {}  # the task may be to do it so often
-    others = {key: _others(subject, call.name, key, value)[1] for key, value in call.arguments.items()}
+    others = {key: _other_values(subject, call.name, key, value)[1] for key, value in call.arguments.items()}
     wrong = ToolCall(call.name, {**call.arguments, **{key: one for key, one in others.items() if one is not None}})
     found: dict[str, list[Action]] = {}
     for label, one in (("the first call of the oracle", call), ("a wrong call", wrong)):
@@ -431,9 +431,9 @@ def _same_call(subject: AuditSubject) -> dict[str, list[Action]]:
 
 
 _TRIED: Mapping[str, Callable[[AuditSubject], Mapping[Any, Sequence[Action] | Adaptive]]] = {
-    "other_arguments": _other_arguments,
-    "unchecked_call": _left_out,
-    "every_value": _every,
-    "beyond": beyond_calls,
-    "same_call": _same_call,
+    "other_arguments": _other_argument_scripts,
+    "unchecked_call": _left_out_scripts,
+    "every_value": _every_value_scripts,
+    "beyond": extreme_calls,
+    "same_call": _same_call_scripts,
 }

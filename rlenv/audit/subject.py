@@ -12,8 +12,8 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from rlenv.audit.golds import golds_of, readers
-from rlenv.audit.texts import holds, tells_for
+from rlenv.audit.golds import gold_readers, golds_of
+from rlenv.audit.texts import holds, judge_tells
 from rlenv.episodes.environment import Environment
 from rlenv.language.expressions import EpisodeLimits
 from rlenv.messages import Message, ToolCall
@@ -41,9 +41,9 @@ _NEAR = 0.005
 def instructions(environment: Environment) -> list[str]:
     """The texts that tell each judge, or one of the default scale, to give its best score: the lowest for a penalty."""
     judges = [spec for spec in environment.spec.rewards.values() if isinstance(spec, JudgeSpec)]
-    asked = [tells_for(scale=one.ends, value_key=one.key, is_paid=one.usual_weight >= 0) for one in judges]
+    asked = [judge_tells(scale=one.ends, value_key=one.key, is_paid=one.usual_weight >= 0) for one in judges]
     # A reward without a judge has nobody to tell: one text stands for all.
-    return list(dict.fromkeys(tell.text for tells in asked or [tells_for(scale=(1.0, 5.0))[:1]] for tell in tells))
+    return list(dict.fromkeys(tell.text for tells in asked or [judge_tells(scale=(1.0, 5.0))[:1]] for tell in tells))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class AuditSubject:
     @property
     def accepted(self) -> set[str]:
         """The right answers that the row holds, by the terms that compare with them."""
-        golds = golds_of(readers(self.environment), self.task, self.environment.spec.vars)
+        golds = golds_of(gold_readers(self.environment), self.task, self.environment.spec.vars)
         return {gold.text for found in golds.values() for gold in found}
 
     @property
@@ -105,18 +105,18 @@ class AuditSubject:
                     return Message("assistant", "", (ToolCall(call.name, {**call.arguments, key: answer}),))
         text, right = last.action, self.right
         # With its marks first: the last "a" of "<answer>a</answer>" stands in the mark.
-        for given, put in ((self._marked(right), self._marked(answer)), (right, answer)):
+        for given, put in ((self._in_answer_marks(right), self._in_answer_marks(answer)), (right, answer)):
             before, found, after = text.rpartition(given) if right else ("", "", "")
             if found:
                 return before + put + after
-        return self._marked(answer)
+        return self._in_answer_marks(answer)
 
     def bare(self, answer: str) -> Action:
         """An answer in its form with nothing beside it; as `form` where only a pattern or a call makes it one."""
         spec = self.environment.spec.answer
-        return self.form(answer) if spec.from_ in ("tool", "regex") else self._marked(answer)
+        return self.form(answer) if spec.from_ in ("tool", "regex") else self._in_answer_marks(answer)
 
-    def _marked(self, answer: str) -> str:
+    def _in_answer_marks(self, answer: str) -> str:
         spec = self.environment.spec.answer
         return {"tag": f"<{spec.tag}>{answer}</{spec.tag}>", "boxed": f"\\boxed{{{answer}}}"}.get(spec.from_, answer)
 
@@ -212,11 +212,11 @@ class AuditSubject:
         calls = [call for call, _ in self.oracle_calls() if call.name in tools and tools[call.name].mutates]
         own = {call_key(call) for call in calls}
         made = [self.call(rng) for _ in range(turns * (_TRIES if own else 1))]
-        kept: list[Action] = [action for action in made if action is not None and not own & _called(action)]
+        kept: list[Action] = [action for action in made if action is not None and not own & _call_keys_of(action)]
         return kept[:turns]
 
 
-def _called(action: Message) -> set[tuple[str, str]]:
+def _call_keys_of(action: Message) -> set[tuple[str, str]]:
     return {call_key(call) for call in action.tool_calls if isinstance(call, ToolCall)}
 
 
@@ -276,7 +276,7 @@ def options_of(subject: AuditSubject) -> list[str]:
     return []
 
 
-def trimmed(text: str) -> str:
+def normalise_answer(text: str) -> str:
     """A text as answers are compared here: without case, white space and punctuation around it; numbers as numbers."""
     bare = " ".join(text.casefold().split()).strip(".,;:!?\"'`()[]{}<>*$ ")
     number = bare.replace(",", "")
@@ -290,7 +290,7 @@ def flat(value: object) -> str:
 
 def same(one: str, other: str) -> bool:
     """True if two answers say the same at first sight."""
-    return trimmed(one) == trimmed(other)
+    return normalise_answer(one) == normalise_answer(other)
 
 
 def shaped(right: str, rng: random.Random) -> str:
@@ -306,12 +306,12 @@ def shaped(right: str, rng: random.Random) -> str:
     if text.casefold() in ("yes", "no", "true", "false") or not text:
         return "zqx"
     made = _DIGIT.sub(lambda found: str((int(found[0]) + rng.randint(1, 3)) % 10), text)
-    made = _LETTER.sub(lambda found: _another(found[0], rng), made)
+    made = _LETTER.sub(lambda found: _other_letter(found[0], rng), made)
     # Marks alone have no other letters.
     return "zqx" if made == text else made
 
 
-def _another(letter: str, rng: random.Random) -> str:
+def _other_letter(letter: str, rng: random.Random) -> str:
     """A letter that is not this one: an answer of one letter has to become a wrong one."""
     letters = "BDFGJKQVWXZ" if letter.isupper() else "bdfgjkqvwxz"
     return rng.choice(letters.replace(letter, ""))
@@ -356,8 +356,8 @@ def aim_of(subjects: Sequence[AuditSubject]) -> Aim | None:
     """The aim on these tasks; None where it is the same on all of them."""
     # A row may round what the oracle works out.
     near = [[text for text in sorted(one.accepted) if _is_near(one.right, text)] for one in subjects]
-    golds = [min([heart, *some], key=len) for heart, some in zip(hearts_of(subjects), near, strict=True)]
-    if _differ(golds):
+    golds = [min([heart, *some], key=len) for heart, some in zip(answer_hearts(subjects), near, strict=True)]
+    if _has_differing(golds):
         rights = {subject.gold.task_index: (gold, subject.right) for subject, gold in zip(subjects, golds, strict=True)}
 
         def answer(subject: AuditSubject, said: str) -> list[Action]:
@@ -372,18 +372,18 @@ def aim_of(subjects: Sequence[AuditSubject]) -> Aim | None:
             next((str(call.arguments.get(key, "")) for call in calls if call.name == name), "") for calls in changing
         ]
         told = sum(holds(subject.prompt, code) for subject, code in zip(subjects, codes, strict=True))
-        if _differ(codes) and 5 * told < len(subjects):
-            return Aim(codes, partial(_call, name=name, key=key), is_answer=False, tool=name)
+        if _has_differing(codes) and 5 * told < len(subjects):
+            return Aim(codes, partial(_actions_with_code, name=name, key=key), is_answer=False, tool=name)
     return None
 
 
-def _differ(golds: Sequence[str]) -> bool:
+def _has_differing(golds: Sequence[str]) -> bool:
     return len({gold.casefold() for gold in golds if gold}) > 1
 
 
-def hearts_of(subjects: Sequence[AuditSubject]) -> Iterator[str]:
+def answer_hearts(subjects: Sequence[AuditSubject]) -> Iterator[str]:
     """The oracle's answers, or the golds of a term that are the heart of them."""
-    readable = readers(subjects[0].environment) if subjects else ()
+    readable = gold_readers(subjects[0].environment) if subjects else ()
     for subject in subjects:
         right = subject.right.strip()
         values = golds_of(readable, subject.task, subject.environment.spec.vars) if right else {}
@@ -397,19 +397,19 @@ def _is_near(right: str, text: str) -> bool:
     return math.isclose(*(float(one.replace(",", "")) for one in (right, text)), rel_tol=_NEAR)
 
 
-def _call(subject: AuditSubject, said: str, *, name: str, key: str) -> list[Action]:
+def _actions_with_code(subject: AuditSubject, said: str, *, name: str, key: str) -> list[Action]:
     """The oracle's calls that change something, with this code in one of them, and its last words."""
     calls = [call for call, _ in subject.oracle_calls() if subject.changes(call.name)]
     made = [
         ToolCall(call.name, {**call.arguments, key: type(call.arguments[key])(said)})
-        if call.name == name and key in call.arguments and _fits(call.arguments[key], said)
+        if call.name == name and key in call.arguments and _fits_argument(call.arguments[key], said)
         else call
         for call in calls
     ]
     return [Message("assistant", "", tuple(made)), subject.gold.turns[-1].action]
 
 
-def _fits(value: object, said: str) -> bool:
+def _fits_argument(value: object, said: str) -> bool:
     return isinstance(value, str) or (isinstance(value, int) and said.removeprefix("-").isdecimal())
 
 

@@ -16,9 +16,9 @@ from functools import partial
 from typing import Any
 
 from rlenv.audit.asking import ask_user
-from rlenv.audit.crafted import example_of, words_in_code
+from rlenv.audit.crafted import pattern_examples, words_in_code
 from rlenv.audit.place_rules import holds as is_whole
-from rlenv.audit.place_rules import learn
+from rlenv.audit.place_rules import learn_rule
 from rlenv.audit.play import Adaptive, Chapter, Leak, Muting, Results, ScriptPlayer, Way, planted
 from rlenv.audit.probes import filler
 from rlenv.audit.report import hole_of
@@ -39,7 +39,7 @@ _MOST_READS = 60
 _NUMBER = 918_273
 
 
-async def play_again(player: ScriptPlayer, chapter: Chapter, subjects: Sequence[AuditSubject]) -> None:
+async def check_steadiness(player: ScriptPlayer, chapter: Chapter, subjects: Sequence[AuditSubject]) -> None:
     """Plays what is right and what is wrong several times, with one seed and, what is wrong, with others."""
     for subject in subjects[:_TASKS]:
         wrong: list[Action] = [subject.form(subject.wrong()[0])]
@@ -50,13 +50,13 @@ async def play_again(player: ScriptPlayer, chapter: Chapter, subjects: Sequence[
         for script in (own, wrong, *changed[:1]):
             played = [await player.play(subject.gold, script) for _ in range(_TIMES)]
             first = [subject.gold] if script is own else []
-            _differ(chapter, subject, [*first, *played], "played again with the same seed", HINTS["steady"])
+            _note_unsteady(chapter, subject, [*first, *played], "played again with the same seed", HINTS["steady"])
         if player.environment.spec.user is None and not player.environment.parts.resources:
             others = [await player.play(subject.gold, wrong, more=more) for more in range(_SEEDS + 1)]
-            _differ(chapter, subject, others, "played with other seeds", HINTS["seeded"])
+            _note_unsteady(chapter, subject, others, "played with other seeds", HINTS["seeded"])
 
 
-def _differ(chapter: Chapter, subject: AuditSubject, played: Sequence[Trajectory], how: str, hint: str) -> None:
+def _note_unsteady(chapter: Chapter, subject: AuditSubject, played: Sequence[Trajectory], how: str, hint: str) -> None:
     for name, spec in subject.environment.spec.rewards.items():
         if spec.kind == "judge" or not spec.weight or name in chapter.unsteady:
             continue
@@ -74,14 +74,14 @@ def _differ(chapter: Chapter, subject: AuditSubject, played: Sequence[Trajectory
             )
 
 
-async def tell_the_next(player: ScriptPlayer, chapter: Chapter, subjects: Sequence[AuditSubject]) -> None:
+async def check_channels(player: ScriptPlayer, chapter: Chapter, subjects: Sequence[AuditSubject]) -> None:
     """Tells each tool a word of no meaning in one episode, and looks for it in what tools give in another."""
     environment = player.environment
     kinds = {name: entry.kind for name, entry in environment.spec.tools.items()}
     tools = [one for one in tools_of(subjects).values() if kinds.get(one.entry) not in ("model", "agent")]
     tools = [one for one in tools[:_MOST_TOOLS] if not subjects[0].submits(one.name)]
     words: dict[str, str] = {}
-    writes = [ToolCall(tool.name, _worded(tool, words)) for tool in tools]
+    writes = [ToolCall(tool.name, _arguments_with_words(tool, words)) for tool in tools]
     if not words:
         return
     first, second = subjects[0], subjects[-1]
@@ -92,7 +92,7 @@ async def tell_the_next(player: ScriptPlayer, chapter: Chapter, subjects: Sequen
     }
     for word, reads in {"": plain, **asked}.items():
         heard = await player.play(second.gold, second.turns_of(reads[:_MOST_READS]))
-        for other, (call, text) in _said(heard, words).items():
+        for other, (call, text) in _words_given_back(heard, words).items():
             if other != word:
                 message = f"what one episode tells {words[other]} another reads from the tool "
                 message += f"'{call.name}': {text[:80]!r}"
@@ -100,7 +100,7 @@ async def tell_the_next(player: ScriptPlayer, chapter: Chapter, subjects: Sequen
                 return
 
 
-def _worded(tool: Tool, words: dict[str, str]) -> dict[str, Any]:
+def _arguments_with_words(tool: Tool, words: dict[str, str]) -> dict[str, Any]:
     """Arguments with a word or a number in each place that takes any, each noted with its place."""
     made = filler(tool)
     for key, part in properties_of(tool).items():
@@ -116,7 +116,7 @@ def _worded(tool: Tool, words: dict[str, str]) -> dict[str, Any]:
     return made
 
 
-def _said(ended: Trajectory, words: dict[str, str]) -> dict[str, tuple[ToolCall, str]]:
+def _words_given_back(ended: Trajectory, words: dict[str, str]) -> dict[str, tuple[ToolCall, str]]:
     """The words that calls gave, with the first call that did."""
     found: dict[str, tuple[ToolCall, str]] = {}
     for turn in ended.turns:
@@ -148,29 +148,29 @@ async def tell_tools(player: ScriptPlayer, chapter: Chapter, subjects: Sequence[
     """Tells each tool that says it back what success looks like; what came of it stands in `chapter.tried`."""
     muting = Muting()
     heard: set[str] = set()
-    for name, telling in _listeners(subjects[0]).items():
+    for name, telling in _telling_calls(subjects[0]).items():
         tool = telling("").name
         if tool in heard:
             continue
         before = muting.muted
-        write = partial(_script, telling=telling, end=0)
+        write = partial(_telling_script, telling=telling, end=0)
         with planted(player.environment, muting):
             await player.play(subjects[0].gold, write(subjects[0]))
         if muting.muted == before:
             continue
         heard.add(tool)
         for end in range(2 if len(subjects[0].options) <= 1 else 1):
-            write = partial(_script, telling=telling, end=end)
+            write = partial(_telling_script, telling=telling, end=end)
             told = await player.way(subjects, write)
             with planted(player.environment, muting):
                 # Each anew: what was played without the change is no twin.
                 plain = {
                     (one.gold.split, one.gold.task_index): await player.play(one.gold, write(one)) for one in subjects
                 }
-            chapter.tried["echoed"].append((name, {key: one for key, one in told.items() if _falls(one, plain[key])}))
+            chapter.tried["echoed"].append((name, {key: one for key, one in told.items() if _depends(one, plain[key])}))
 
 
-def _falls(told: Trajectory, plain: Trajectory) -> bool:
+def _depends(told: Trajectory, plain: Trajectory) -> bool:
     """True if an episode earns nothing, or less without the told text; judges are attacked by themselves."""
     if (told.reward.total or 0.0) <= SLACK:
         return True
@@ -178,38 +178,38 @@ def _falls(told: Trajectory, plain: Trajectory) -> bool:
     return any((value or 0.0) > (other or 0.0) + SLACK for value, other in pairs)
 
 
-def _listeners(subject: AuditSubject) -> dict[str, Telling]:
+def _telling_calls(subject: AuditSubject) -> dict[str, Telling]:
     """The parties that could say a text back, by name: each free text of each tool, as it is and as usual code."""
     found: dict[str, Telling] = {}
     for tool in list(subject.tools.values())[:_MOST_TOOLS]:
         for key, part in properties_of(tool).items():
             if "string" in kinds_of(part) and not {"enum", "const"} & set(part) and not subject.submits(tool.name):
                 for form, write in _FORMS.items():
-                    found[f"{tool.name}({key}){form}"] = partial(_call, tool, key, write)
+                    found[f"{tool.name}({key}){form}"] = partial(_call_with_text, tool, key, write)
     return found
 
 
-def _call(tool: Tool, key: str, write: Callable[[str], str], text: str) -> ToolCall:
+def _call_with_text(tool: Tool, key: str, write: Callable[[str], str], text: str) -> ToolCall:
     return ToolCall(tool.name, {**filler(tool), key: write(text)})
 
 
-def _script(subject: AuditSubject, *, telling: Telling, end: int) -> list[Action]:
-    """Tells it, and ends with words of its own, or with those that the oracle always ends with."""
-    call = Message("assistant", "", (telling(Muting.marked(_text(subject))),))
+def _telling_script(subject: AuditSubject, *, telling: Telling, end: int) -> list[Action]:
+    """Tells the text of success, and ends with words of its own, or with those that the oracle always ends with."""
+    call = Message("assistant", "", (telling(Muting.mark(_success_text(subject))),))
     return [call, subject.gold.turns[-1].action if end else _ENDS]
 
 
-def _text(subject: AuditSubject) -> str:
+def _success_text(subject: AuditSubject) -> str:
     """The text of success here, as far as it can be foreseen."""
-    known = _words(subject.prompt) | _common(subject)
+    known = _words(subject.prompt) | _common_tool_words(subject)
     said = [line.strip() for _, result in subject.oracle_calls() for line in result.text.splitlines()]
     lines = list(dict.fromkeys(line for line in said if line and _words(line) <= known))[-_MOST_LINES:]
     wrong = subject.wrong()[: _MOST_OPTIONS - 1]
     options = [*wrong[: len(wrong) // 2], subject.right, *wrong[len(wrong) // 2 :]] if subject.right else []
-    return "\n".join([*_SUCCESS, *lines, *options, *_of_columns(subject), *_PHRASES])
+    return "\n".join([*_SUCCESS, *lines, *options, *_hidden_column_values(subject), *_PHRASES])
 
 
-def _of_columns(subject: AuditSubject) -> list[str]:
+def _hidden_column_values(subject: AuditSubject) -> list[str]:
     """The values of the rows in columns of short values that no prompt shows: an oracle need not say what is right."""
     rows = [one.task for one in subject.others] if len(subject.options) <= 1 else []
     hidden = [key for key, value in subject.task.items() if not holds(subject.prompt, str(value))]
@@ -217,7 +217,7 @@ def _of_columns(subject: AuditSubject) -> list[str]:
     return [one for some in values for one in dict.fromkeys(some) if len(one) <= _SHORT]
 
 
-def _common(subject: AuditSubject) -> Set[str]:
+def _common_tool_words(subject: AuditSubject) -> Set[str]:
     """Words that tools say on most of the other tasks too."""
     others = [one for one in subject.others if one.task_index != subject.gold.task_index]
     said = [set[str]().union(*(_words(result.text) for turn in one.turns for result in turn.results)) for one in others]
@@ -237,42 +237,42 @@ _ASKED = 16
 _FEW_OTHERS = 3
 
 
-def spoken_texts(environment: Environment) -> list[str]:
+def texts_for_user(environment: Environment) -> list[str]:
     """The texts for the user of a spec; [] where there is none, and but a few where a model answers them."""
     user = environment.spec.user
     if user is None:
         return []
     if user.kind == "model":
         return list(_ASKS[:_FEW_TEXTS])
-    cues = [text for cue in getattr(user, "cues", ()) for text in example_of(cue.pattern)]
+    cues = [text for cue in getattr(user, "cues", ()) for text in pattern_examples(cue.pattern)]
     words = words_in_code(environment, "user.function", getattr(user, "function", None))
     return list(dict.fromkeys([*_ASKS, *cues, *words]))[:_MOST_TEXTS]
 
 
 async def talk_to_user(player: ScriptPlayer, chapter: Chapter, subjects: Sequence[AuditSubject]) -> None:
     """Says each text to the user; what came of it stands in `chapter.tried`."""
-    texts = spoken_texts(player.environment)
+    texts = texts_for_user(player.environment)
     if not texts:
         return
     some, aim = subjects[:_ASKED], aim_of(subjects)
     for text in texts:
-        way = await player.way(some, partial(_says, texts=[text]))
+        way = await player.way(some, partial(_saying_script, texts=[text]))
         chapter.tried["talk"].append((text, way))
         if aim is not None and aim.is_answer:
-            await _copies(player, chapter, some, text, aim, way)
+            await _copy_replies(player, chapter, some, text, aim, way)
     for said in (texts, [" ".join(texts)]):
-        way = await player.way(some, partial(_says, texts=said))
+        way = await player.way(some, partial(_saying_script, texts=said))
         chapter.tried["talk"].append(("one thing after the other" if said is texts else "all of it at once", way))
-    chapter.tried["corrected"].append((None, await player.way(some, _corrected)))
-    chapter.tried["listed"].append((None, await player.way(some, _lists_all)))
-    way = await player.way(some, _says_anything)
+    chapter.tried["corrected"].append((None, await player.way(some, _correction_script)))
+    chapter.tried["listed"].append((None, await player.way(some, _list_all_script)))
+    way = await player.way(some, _meaningless_script)
     chapter.tried["talk"].append(("what means nothing, and then its last words", way))
     if player.environment.spec.user is not None and player.environment.spec.user.kind != "model":
-        for ask in (ask_user, _tries_each):
+        for ask in (ask_user, _try_each_script):
             chapter.tried["asked_until_right"].append(("the user", await player.way(some, ask)))
 
 
-def _says(subject: AuditSubject, *, texts: Sequence[str]) -> list[Action]:
+def _saying_script(subject: AuditSubject, *, texts: Sequence[str]) -> list[Action]:
     own = {turn.action.strip() for turn in subject.gold.turns}
     said: list[Action] = [
         texts[turn % len(texts)] for turn in range(max(min(subject.limits.turns, _MOST_TURNS) - 1, 1))
@@ -280,8 +280,8 @@ def _says(subject: AuditSubject, *, texts: Sequence[str]) -> list[Action]:
     return [] if own & set(texts) else [*said, shrug(subject.asked)]
 
 
-def _spoken(subject: AuditSubject) -> tuple[str, str, list[str]]:
-    """The oracle's words with a value of the row, it, and the others that it may be; "" for none, or an end's words."""
+def _oracle_words_with_value(subject: AuditSubject) -> tuple[str, str, list[str]]:
+    """The oracle's words that hold a value of the row, the value, and what else it may be; "" for none."""
     spec, taken = subject.environment.spec, subject.task
     hidden_first = sorted(taken.items(), key=lambda one: holds(subject.prompt, str(one[1])))
     is_free = spec.answer.from_ in ("final_message", "last_number") or not subject.right
@@ -296,34 +296,34 @@ def _spoken(subject: AuditSubject) -> tuple[str, str, list[str]]:
     return "", "", []
 
 
-def _corrected(subject: AuditSubject) -> Adaptive | Sequence[Action]:
+def _correction_script(subject: AuditSubject) -> Adaptive | Sequence[Action]:
     """Proposes a wrong value, and then says what the user names in its place, which it never told the oracle."""
-    text, value, _ = _spoken(subject)
+    text, value, _ = _oracle_words_with_value(subject)
     said, right = (text, value) if value else (f"I think it is {subject.right}.", subject.right)
-    known = "\n".join([subject.prompt, *_replies(subject.gold)])
+    known = "\n".join([subject.prompt, *_user_replies(subject.gold)])
     wrong = shaped(right, random.Random(0))
 
-    def proposes() -> Adaptive:
+    def propose_wrong() -> Adaptive:
         results: Results = yield said.replace(right, wrong)
         is_told = any(is_whole(result.text, right) for result in results)
         yield (text or subject.form(right)) if is_told else shrug(subject.asked)
 
-    return proposes() if right and not is_whole(known, right) else ()
+    return propose_wrong() if right and not is_whole(known, right) else ()
 
 
-def _lists_all(subject: AuditSubject) -> Sequence[Action]:
+def _list_all_script(subject: AuditSubject) -> Sequence[Action]:
     """What the oracle says with the values of all rows in the place of the right one."""
-    text, value, wrong = _spoken(subject)
+    text, value, wrong = _oracle_words_with_value(subject)
     half = min(len(wrong), _MOST_OPTIONS) // 2
     listed = ", ".join([*wrong[:half], value, *wrong[half : 2 * half + 1]])
     return [text.replace(value, listed), shrug(subject.asked)] if len(wrong) >= _FEW_OTHERS else []
 
 
-def _tries_each(subject: AuditSubject) -> Adaptive | Sequence[Action]:
+def _try_each_script(subject: AuditSubject) -> Adaptive | Sequence[Action]:
     """Says what the oracle says with one value after the other, until one is answered otherwise."""
-    text, value, wrong = _spoken(subject)
+    text, value, wrong = _oracle_words_with_value(subject)
 
-    def tries() -> Adaptive:
+    def try_values() -> Adaptive:
         told: set[str] = set()
         for one in (*wrong, value):
             results: Results = yield text.replace(value, one)
@@ -331,38 +331,38 @@ def _tries_each(subject: AuditSubject) -> Adaptive | Sequence[Action]:
         # Who is answered alike has not learnt which one it was.
         yield text.replace(value, wrong[0]) if told == before else shrug(subject.asked)
 
-    return tries() if 2 <= len(wrong) <= subject.limits.turns - 2 else ()
+    return try_values() if 2 <= len(wrong) <= subject.limits.turns - 2 else ()
 
 
-def _says_anything(subject: AuditSubject) -> Sequence[Action]:
+def _meaningless_script(subject: AuditSubject) -> Sequence[Action]:
     """Nothing at all in the place of what the oracle says, and its last words, which are the same on all tasks."""
     *before, last = [turn.action for turn in subject.gold.turns]
     is_same = all(one.turns and one.turns[-1].action == last for one in subject.others)
     return [*([f"Hmm, {nonce(1, without=subject.asked)[0]}."] * len(before)), last] if before and is_same else []
 
 
-async def _copies(
+async def _copy_replies(
     player: ScriptPlayer, chapter: Chapter, subjects: Sequence[AuditSubject], text: str, aim: Aim, heard: Way
 ) -> None:
-    replies = ["\n".join(_replies(heard[one.gold.split, one.gold.task_index])) for one in subjects]
-    known = ["\n".join(_replies(one.gold)) for one in subjects]
+    replies = ["\n".join(_user_replies(heard[one.gold.split, one.gold.task_index])) for one in subjects]
+    known = ["\n".join(_user_replies(one.gold)) for one in subjects]
     golds = list(aim.golds[: len(subjects)])
     open_to_all = [
         reply if not is_whole(own, gold) else "" for reply, own, gold in zip(replies, known, golds, strict=True)
     ]
-    sure = learn(open_to_all, golds, parts=True)
+    sure = learn_rule(open_to_all, golds, parts=True)
     if sure is None:
         return
     taken = {one.gold.task_index: sure.taken.get(at, "?") for at, one in enumerate(subjects)}
     leak = Leak(f"reply of the user to {text!r}", sure.rule, sure.taken, sure.hits)
 
-    def copies(subject: AuditSubject) -> list[Action]:
+    def copy_reply(subject: AuditSubject) -> list[Action]:
         return [text, *aim.write(subject, taken[subject.gold.task_index])]
 
-    chapter.tried["told"].append((leak, await player.way(subjects, copies)))
+    chapter.tried["told"].append((leak, await player.way(subjects, copy_reply)))
 
 
-def _replies(ended: Trajectory) -> list[str]:
+def _user_replies(ended: Trajectory) -> list[str]:
     """The user's replies to an action without calls."""
     shown = [turn.observation for turn in ended.turns if turn.observation is not None and not turn.results]
     return [message.content for one in shown for message in one.messages if message.role == "user"]

@@ -27,39 +27,39 @@ _SPACE = re.compile(r"(\s+)")
 
 def nonce(number: int, *, without: Sequence[str]) -> list[str]:
     """So many different words of no language: no digits, and none of these texts in any of them."""
-    texts = _plain(without)
+    texts = _casefold_texts(without)
     letters = {one for text in texts if len(text) <= 2 for one in text}
     hard = [one for one in _HARD if one not in letters]
     soft = [one for one in _SOFT if one not in letters]
     parts = [first + second for first in hard for second in soft]
-    made = (_numbered(index, parts) + hard[index % len(hard)] for index in count())
+    made = (_nonce_word(index, parts) + hard[index % len(hard)] for index in count())
     return list(islice((word for word in made if not any(text in word for text in texts)), number))
 
 
-def _plain(texts: Sequence[str]) -> list[str]:
+def _casefold_texts(texts: Sequence[str]) -> list[str]:
     return [plain for text in texts if (plain := text.casefold().strip())]
 
 
-def _numbered(index: int, parts: list[str]) -> str:
+def _nonce_word(index: int, parts: list[str]) -> str:
     low, high = parts[index % len(parts)], parts[index // len(parts) % len(parts)]
     more = index // len(parts) ** 2
-    return low + high + (_numbered(more - 1, parts) if more else "")
+    return low + high + (_nonce_word(more - 1, parts) if more else "")
 
 
 def like(text: str, *, without: Sequence[str]) -> str:
     """A text of as many words as this one, each as long, that says nothing."""
     pieces = _SPACE.split(text)
     words = iter(nonce(len(pieces), without=without))
-    return "".join(piece if piece.isspace() or not piece else _as_long(next(words), len(piece)) for piece in pieces)
+    return "".join(piece if piece.isspace() or not piece else _stretch(next(words), len(piece)) for piece in pieces)
 
 
-def _as_long(word: str, length: int) -> str:
+def _stretch(word: str, length: int) -> str:
     return (word * (length // len(word) + 1))[:length]
 
 
 def shrug(without: Sequence[str]) -> str:
     """Says that the policy does not know, in words that hold none of these texts."""
-    texts = _plain(without)
+    texts = _casefold_texts(without)
     return next((said for said in _SHRUGS if not any(text in said.casefold() for text in texts)), "")
 
 
@@ -92,15 +92,15 @@ def any_of(name: str) -> re.Pattern[str]:
     return re.compile(rf"\b(?:{'|'.join(WORDS[name])})\b", re.IGNORECASE)
 
 
-def _text(entry: Mapping[str, Any]) -> str:
+def _attack_text(entry: Mapping[str, Any]) -> str:
     return entry.get("text") or "".join(unit * times for unit, times in entry["repeat"])
 
 
-TELLS: Final = {one["name"]: _text(one) for one in DATA["tell"]}
+TELLS: Final = {one["name"]: _attack_text(one) for one in DATA["tell"]}
 """The texts by kind; `score`, `key` and `reply` (the reply that gives the score, as JSON) are filled in."""
 
 
-def tells_for(*, scale: tuple[float, float], value_key: str = "score", is_paid: bool = True) -> tuple[Tell, ...]:
+def judge_tells(*, scale: tuple[float, float], value_key: str = "score", is_paid: bool = True) -> tuple[Tell, ...]:
     """The texts for one judge, one of each kind.
 
     Args:
@@ -152,14 +152,14 @@ NEUTRAL: Final[str] = DATA["neutral"]
 """About as long as most attacks: what rises with it as well rises for words, whatever they say."""
 
 
-def _of_tell(text: str) -> str:
+def _tell_to_template(text: str) -> str:
     return text.format(score="$score", key="$key", reply="$reply")
 
 
 ATTACKS: Final = (
-    *(JudgeAttack(one["hole"], one["name"], _text(one)) for one in DATA["attack"]),
+    *(JudgeAttack(one["hole"], one["name"], _attack_text(one)) for one in DATA["attack"]),
     *(
-        JudgeAttack(one["hole"], one["name"], _of_tell(TELLS[one["name"]]), is_mixed=one["name"] != "verdict")
+        JudgeAttack(one["hole"], one["name"], _tell_to_template(TELLS[one["name"]]), is_mixed=one["name"] != "verdict")
         for one in DATA["tell"]
     ),
 )
@@ -169,20 +169,20 @@ _MACHINE: Final = DATA["machine"]
 PLANTS: Final[str] = _MACHINE["plants"]
 
 
-def _planting(name: str) -> str:
+def _machine_script(name: str) -> str:
     return str(_MACHINE[name]).replace("PLANTS", PLANTS)
 
 
-KEEPS_PLANTING: Final = _planting("keeps_planting")
-LINKS: Final = _planting("links")
-EMPTIES_TESTS: Final = _planting("empties_tests")
-MARKS_TIME: Final = _planting("marks_time")
-LEAVES_PROGRAMS: Final = _planting("leaves_programs")
+KEEPS_PLANTING: Final = _machine_script("keeps_planting")
+LINKS: Final = _machine_script("links")
+EMPTIES_TESTS: Final = _machine_script("empties_tests")
+MARKS_TIME: Final = _machine_script("marks_time")
+LEAVES_PROGRAMS: Final = _machine_script("leaves_programs")
 HOLLOWS, HOLLOWS_LINES, COPIES = (
     f"{LEAVES_PROGRAMS.partition('echo zqx')[0]}{does}; done" for does in _MACHINE["to_each_file"]
 )
-GATHERS: Final = f"{MARKS_TIME}; {_planting('gathers')}"
-SHADOWS: Final = _planting("shadows")
-REPLACES_PROGRAMS: Final = _planting("replaces_programs")
+GATHERS: Final = f"{MARKS_TIME}; {_machine_script('gathers')}"
+SHADOWS: Final = _machine_script("shadows")
+REPLACES_PROGRAMS: Final = _machine_script("replaces_programs")
 BREAKS: Final[Sequence[str]] = _MACHINE["breaks"]
-LOOKS: Final = _planting("looks")
+LOOKS: Final = _machine_script("looks")

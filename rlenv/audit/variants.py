@@ -95,7 +95,7 @@ def variant_scripts(subject: AuditSubject, heart: str) -> dict[str, list[Action]
         return {}  # of prose that no row holds another is as right
     asked = [one for one in subject.asked if not same(one, right) and not holds(subject.prompt, one) and not is_known]
     found: dict[str, list[Action]] = {}
-    for label, text in _variants(heart, subject):
+    for label, text in _answer_variants(heart, subject):
         said = right.replace(heart, text, 1)
         is_right = same(text, heart) or (flat(text) in allowed and label != _LAST) or not text.strip()
         # An article or a mark more is no other name; of a number a sign is.
@@ -124,7 +124,7 @@ def _is_near(one: str, right: str) -> bool:
     return abs(mine - theirs) <= _NEAR * max(abs(theirs), 1.0)
 
 
-def _variants(right: str, subject: AuditSubject) -> Iterator[tuple[str, str]]:
+def _answer_variants(right: str, subject: AuditSubject) -> Iterator[tuple[str, str]]:
     rng, prompt = random.Random(right), subject.prompt
     is_any = _ONE_OF_MANY.search(prompt) is not None
     is_ordered = ORDERED.search(prompt) is not None and not is_any
@@ -149,21 +149,21 @@ def _variants(right: str, subject: AuditSubject) -> Iterator[tuple[str, str]]:
     if _RANGE.fullmatch(right) and not is_any:
         yield "a range that holds everything (1-9999)", "1-9999"
     if is_number(right):
-        yield from _numbers(right, any(one.startswith("-") for one in subject.options), is_any)
-    views = _views(right)
+        yield from _number_variants(right, any(one.startswith("-") for one in subject.options), is_any)
+    views = _views_of(right)
     differing: tuple[Any, ...] = ()
     for view in views:
-        others = _others(view, subject.options, rng)
+        others = _other_part_values(view, subject.options, rng)
         differing = tuple(one for one, other in zip(view.values, others, strict=True) if other is not None)
-        yield from _parts(view, others)
-        yield from _as_list(view, is_ordered=is_ordered, is_any=is_any)
-    for label, text in _letters(right, rng) if not is_number(right) and right[:1] not in "{[" else ():
+        yield from _part_variants(view, others)
+        yield from _list_variants(view, is_ordered=is_ordered, is_any=is_any)
+    for label, text in _letter_variants(right, rng) if not is_number(right) and right[:1] not in "{[" else ():
         # What all answers share may count for nothing.
         if not differing or not all(holds(text, str(one)) for one in differing):
             yield label, text
 
 
-def _numbers(right: str, is_signed: bool, is_any: bool) -> Iterator[tuple[str, str]]:
+def _number_variants(right: str, is_signed: bool, is_any: bool) -> Iterator[tuple[str, str]]:
     """Other numbers that have something of this one: digits, a remainder, a sign."""
     bare = right.lstrip("+-").replace(",", "")
     sign = "-" if right.startswith("-") else ""
@@ -201,17 +201,17 @@ def _numbers(right: str, is_signed: bool, is_any: bool) -> Iterator[tuple[str, s
 
 
 @lru_cache(maxsize=4_096)
-def _views(right: str) -> tuple[_View, ...]:
+def _views_of(right: str) -> tuple[_View, ...]:
     """The answer in parts, each way in which it can be taken apart."""
     if right[:1] in ("{", "["):
         try:
-            return tuple(_of_json(json.loads(right)))
+            return tuple(_json_views(json.loads(right)))
         except (ValueError, RecursionError):
             return ()
-    return () if is_number(right) else tuple(_of_text(right))
+    return () if is_number(right) else tuple(_text_views(right))
 
 
-def _of_json(read: Any) -> Iterator[_View]:
+def _json_views(read: Any) -> Iterator[_View]:
     if isinstance(read, dict) and len(read) > 1:
         names = tuple(map(str, read))
         yield _View("object", tuple(read.values()), lambda some: json.dumps(dict(zip(read, some, strict=True))), names)
@@ -221,10 +221,10 @@ def _of_json(read: Any) -> Iterator[_View]:
             keys = list(rows[0])
             columns = tuple(tuple(one[key] for one in rows) for key in keys)
 
-            def table(some: Sequence[Any]) -> str:
+            def join_table(some: Sequence[Any]) -> str:
                 return json.dumps([dict(zip(keys, one, strict=True)) for one in zip(*some, strict=True)])
 
-            yield _View("columns", columns, table, tuple(f"'{key}' of each" for key in keys))
+            yield _View("columns", columns, join_table, tuple(f"'{key}' of each" for key in keys))
         elif all(isinstance(one, list) and len(one) == len(rows[0]) > 1 for one in rows):
             columns = tuple(zip(*rows, strict=True))
             names = tuple(f"column {at + 1}" for at in range(len(columns)))
@@ -233,20 +233,20 @@ def _of_json(read: Any) -> Iterator[_View]:
             yield _View("list", tuple(rows), lambda some: json.dumps(list(some)))
 
 
-def _of_text(right: str) -> Iterator[_View]:
+def _text_views(right: str) -> Iterator[_View]:
     lines = right.splitlines()
     for mark in _CELLS if len(lines) > 1 else ():
         cells = [line.split(mark) for line in lines]
         if len(cells[0]) > 1 and all(len(one) == len(cells[0]) for one in cells):
             columns = tuple(zip(*cells, strict=True))
             names = tuple(f"column {at + 1}" for at in range(len(columns)))
-            yield _View("columns", columns, _rows(mark), names)
+            yield _View("columns", columns, _table_joiner(mark), names)
             break
     for mark in _SEPARATORS:
         items = [one.strip() for one in right.split(mark)]
         if len(items) > 1 and all(items):
             joiner = mark if mark.strip() != mark or f"{mark} " not in right else f"{mark} "
-            yield _View("list", tuple(items), _listed(joiner))
+            yield _View("list", tuple(items), _list_joiner(joiner))
             break
     for mark, names in _HALVES.items():
         before, _, after = right.rpartition(mark)
@@ -257,25 +257,25 @@ def _of_text(right: str) -> Iterator[_View]:
     words = tuple(pattern.findall(right))
     if len(words) > 1:
 
-        def said(some: Sequence[Any]) -> str:
+        def join_words(some: Sequence[Any]) -> str:
             left = iter(some)
             made = pattern.sub(lambda _: str(next(left, "")), right)
             return made if len(some) == len(words) else re.sub(r"\W+$", "", made)
 
-        yield _View("words", words, said, _dated(right, words))
+        yield _View("words", words, join_words, _date_part_names(right, words))
 
 
-def _listed(joiner: str) -> Callable[[Sequence[Any]], str]:
+def _list_joiner(joiner: str) -> Callable[[Sequence[Any]], str]:
     """Makes a list of text again; a part may come from another row's list, which was JSON."""
     return lambda some: joiner.join(map(str, some))
 
 
-def _rows(mark: str) -> Callable[[Sequence[Any]], str]:
+def _table_joiner(mark: str) -> Callable[[Sequence[Any]], str]:
     """Makes a table of text of its columns again."""
     return lambda some: "\n".join(mark.join(map(str, one)) for one in zip(*some, strict=True))
 
 
-def _dated(right: str, words: Sequence[str]) -> tuple[str, ...]:
+def _date_part_names(right: str, words: Sequence[str]) -> tuple[str, ...]:
     """The names of the parts of a date or a time, () for other texts."""
     for pattern, names in _DATED:
         if pattern.fullmatch(right):
@@ -287,17 +287,17 @@ def _dated(right: str, words: Sequence[str]) -> tuple[str, ...]:
     return tuple({months[0]: "month", **numbers}.get(one, one) for one in words)
 
 
-def _others(view: _View, options: Sequence[str], rng: random.Random) -> list[Any]:
+def _other_part_values(view: _View, options: Sequence[str], rng: random.Random) -> list[Any]:
     """Another value for each part, of another right answer or made; None for one that is the same in all."""
-    kin = [one for other in options[:_MOST_KIN] for one in _views(other.strip()) if one.kind == view.kind]
+    kin = [one for other in options[:_MOST_KIN] for one in _views_of(other.strip()) if one.kind == view.kind]
     count, is_fixed = len(view.values), view.kind != "list"
     alike = [one for one in kin if len(one.values) == count and one.names == view.names] if is_fixed else []
-    return [_other(view, at, alike, kin, rng) for at in range(count)]
+    return [_other_part_value(view, at, alike, kin, rng) for at in range(count)]
 
 
 def constant_parts(answers: Sequence[str]) -> list[str]:
     """The keys of answers that are objects of the same keys of which nearly all have the same value."""
-    views = [view for one in answers for view in _views(one.strip()) if view.kind == "object"]
+    views = [view for one in answers for view in _views_of(one.strip()) if view.kind == "object"]
     alike = [one.values for one in views if one.names == views[0].names]
     if len(alike) < max(_FEW, _SHARED * len(answers)):
         return []
@@ -305,7 +305,7 @@ def constant_parts(answers: Sequence[str]) -> list[str]:
     return [name for name, count in zip(views[0].names, most, strict=True) if count >= _SHARED * len(answers)]
 
 
-def _parts(view: _View, others: Sequence[Any]) -> Iterator[tuple[str, str]]:
+def _part_variants(view: _View, others: Sequence[Any]) -> Iterator[tuple[str, str]]:
     """With another value of each part, and with the right value of that part alone."""
     count = len(view.values)
     groups = view.groups()
@@ -326,7 +326,7 @@ def _parts(view: _View, others: Sequence[Any]) -> Iterator[tuple[str, str]]:
         yield f"nothing but the last part{whole}", view.join(view.values[-1:])
 
 
-def _other(view: _View, at: int, alike: Sequence[_View], kin: Sequence[_View], rng: random.Random) -> Any:
+def _other_part_value(view: _View, at: int, alike: Sequence[_View], kin: Sequence[_View], rng: random.Random) -> Any:
     """Another value of a part: of another answer, or made; None where no other is asked for."""
     right = view.values[at]
     if isinstance(right, str) and view.kind == "object" and len(right.split()) >= _FREE_WORDS:
@@ -334,22 +334,22 @@ def _other(view: _View, at: int, alike: Sequence[_View], kin: Sequence[_View], r
     if view.kind == "list":
         found = [one for other in kin for one in other.values if one not in view.values]
         found = [one for one in found if not _is_near(str(one), str(right))]
-        return found[rng.randrange(len(found))] if found else _made(right, rng)
+        return found[rng.randrange(len(found))] if found else _made_up_value(right, rng)
     if view.kind == "columns":
         # With the column of each row turned, or made where all are alike.
         turned = (*right[1:], right[0])
-        return turned if turned != right and view.names[at] else tuple(_made(one, rng) for one in right)
+        return turned if turned != right and view.names[at] else tuple(_made_up_value(one, rng) for one in right)
     found = [one.values[at] for one in alike if flat(one.values[at]) != flat(right)]
     found = [one for one in found if len(str(right)) < _FEW or not _is_near(str(one), str(right))] or found
     if found:
         return found[rng.randrange(len(found))]
-    return None if len(alike) > _FEW - 1 else _made(right, rng)
+    return None if len(alike) > _FEW - 1 else _made_up_value(right, rng)
 
 
-def _made(value: Any, rng: random.Random) -> Any:
+def _made_up_value(value: Any, rng: random.Random) -> Any:
     """A value of the same kind that may stand in the same place: a day of a month, an hour, a word as long."""
     if isinstance(value, (list, tuple)):
-        return [_made(one, rng) for one in value]
+        return [_made_up_value(one, rng) for one in value]
     if not isinstance(value, str):
         return other_value(value, rng)
     if value.casefold() in _MONTHS:
@@ -363,7 +363,7 @@ def _made(value: Any, rng: random.Random) -> Any:
     return made if not made.startswith("0") else f"1{made[1:]}"
 
 
-def _as_list(view: _View, *, is_ordered: bool, is_any: bool) -> Iterator[tuple[str, str]]:
+def _list_variants(view: _View, *, is_ordered: bool, is_any: bool) -> Iterator[tuple[str, str]]:
     """The same parts in another order, and other numbers with the same sum, product, ends and length."""
     values, count = list(view.values), len(view.values)
     if view.names or is_any:
@@ -393,7 +393,7 @@ def _as_list(view: _View, *, is_ordered: bool, is_any: bool) -> Iterator[tuple[s
         yield "the same number in place of each", view.join([kept(numbers[0])] * count)
 
 
-def _letters(right: str, rng: random.Random) -> Iterator[tuple[str, str]]:
+def _letter_variants(right: str, rng: random.Random) -> Iterator[tuple[str, str]]:
     """Pieces of a text, and texts that have its initials, its consonants, its digits or its letters alone."""
     words, half = re.findall(r"\w+", right), len(right) // 2
     if len(right) > 2:
@@ -413,7 +413,7 @@ def _letters(right: str, rng: random.Random) -> Iterator[tuple[str, str]]:
     numbered = re.sub(r"\d", lambda found: str((int(found[0]) + 3) % 10), right)
     # A unit may well count for nothing; the letters of a code do not.
     is_code = right[:1].isalpha() and numbered != right and len(words) <= 3
-    if numbered != right and not _dated(right, tuple(_PARTS.findall(right))):
+    if numbered != right and not _date_part_names(right, tuple(_PARTS.findall(right))):
         yield "other digits", numbered
     if is_code:
         yield ("other letters", re.sub(r"[^\W\d_]", lambda found: "Q" if found[0].isupper() else "q", right))

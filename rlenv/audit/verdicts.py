@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from rlenv._base.bounded import cut_middle
-from rlenv.audit.golds import ended_by, reader_of, unread_columns
+from rlenv.audit.golds import column_test_of, end_flag_of, unread_columns
 from rlenv.audit.play import Chapter, Key, Way, total_of
 from rlenv.audit.report import Hole, HoleEpisode, Thresholds, hole_of
 from rlenv.audit.texts import DATA
@@ -51,8 +51,8 @@ class Suspect:
     kin: Collection[str] = ()
     """Holes that are this one too, where one was found on the same term."""
 
-    def told(self, what: object) -> Suspect:
-        """The same with `what` it was tried on or with in the places that its texts have for it."""
+    def filled_with(self, what: object) -> Suspect:
+        """The suspect with `what` it was tried on or with filled in for `{0}` in its texts."""
         texts = {key: getattr(self, key).format(what) for key in ("does", "hint", "where")}
         return dataclasses.replace(self, **texts)
 
@@ -83,22 +83,22 @@ class Verdicts:
         limit = suspect.most or self.thresholds.adversary
         best: tuple[float, Way] | None = None
         earning = []
-        for number, way in enumerate(map(self._measured, ways)):
-            share, rest = share_of(way, self.golds), self.rest(way)
-            full = self._full(way, rest)
+        for number, way in enumerate(map(self._without_spared, ways)):
+            share, rest = share_of(way, self.golds), self.unexplained_rewards(way)
+            full = self._fully_paid_keys(way, rest)
             is_paid = share > limit + SLACK
             is_few = number < suspect.partial and len(full) >= max(_LEAST_TASKS, math.ceil(suspect.few * len(way)))
             if not is_paid and not is_few:
                 continue
             earning.append(way)
-            new = math.fsum(rest.values()) / (self._gold(way) or math.inf)
+            new = math.fsum(rest.values()) / (self._oracle_sum(way) or math.inf)
             if (new > limit + SLACK or is_few) and (best is None or new > best[0]):
                 best = (new, way)
-        if best is not None and not self._is_kin(suspect, self._paying(best[1])):
-            self._found(suspect, best[1])
+        if best is not None and not self._is_kin(suspect, self._most_paying_term(best[1])):
+            self._add_finding(suspect, best[1])
         else:
             for way in [best[1]] if best is not None else earning[:1]:
-                self._merge(suspect, self._paying(way, anew=best is not None))
+                self._merge_into_finding(suspect, self._most_paying_term(way, anew=best is not None))
         for way in earning if best is not None else ():
             self.explain(way)
         if best is not None:
@@ -107,15 +107,15 @@ class Verdicts:
 
     def pays_whole(self, way: Way) -> bool:
         """True if the term that pays most pays nearly what it pays the oracle on the same tasks."""
-        term = self._paying(way, anew=False)
-        gold = math.fsum(self._earned(self.golds[key]).get(term, 0.0) for key in way)
-        return gold > SLACK and self._sums(way, anew=False)[term] >= _FULL * gold
+        term = self._most_paying_term(way, anew=False)
+        gold = math.fsum(self._term_rewards(self.golds[key]).get(term, 0.0) for key in way)
+        return gold > SLACK and self._sums_by_term(way, anew=False)[term] >= _FULL * gold
 
-    def _measured(self, way: Way) -> Way:
-        """Without episodes that a penalty was left out of: what such a one earns, it earns by that."""
-        return {key: ended for key, ended in way.items() if ended.reward.total is None or not self._spared(ended)}
+    def _without_spared(self, way: Way) -> Way:
+        """The way without episodes whose penalty could not be measured: what such a one earns, it earns by that."""
+        return {key: ended for key, ended in way.items() if ended.reward.total is None or not self._is_spared(ended)}
 
-    def _spared(self, ended: Trajectory) -> bool:
+    def _is_spared(self, ended: Trajectory) -> bool:
         terms = ended.reward.terms.values()
         return any(term.status == "invalid" and self.rewards[term.name].usual_weight < 0 for term in terms)
 
@@ -128,12 +128,12 @@ class Verdicts:
 
     def _explain_others(self, way: Way) -> None:
         """Takes a way that is paid in full on every task that was played as paid on those that were not."""
-        if len(self._full(way, {key: ended.reward.total or 0.0 for key, ended in way.items()})) < len(way):
+        if len(self._fully_paid_keys(way, {key: ended.reward.total or 0.0 for key, ended in way.items()})) < len(way):
             return
-        for term in [name for name, value in self._sums(way, anew=False).items() if value > SLACK]:
+        for term in [name for name, value in self._sums_by_term(way, anew=False).items() if value > SLACK]:
             known = self.explained.setdefault(term, {})
             for key, gold in self.golds.items():
-                known.setdefault(key, self._earned(gold).get(term, 0.0))
+                known.setdefault(key, self._term_rewards(gold).get(term, 0.0))
 
     def explain_whole(self, term: str, finding: Hole) -> None:
         """Takes a finding that makes all that a term pays worth nothing."""
@@ -141,25 +141,25 @@ class Verdicts:
         self.by_term[term] = len(self.findings) - 1
         self.explained[term] = dict.fromkeys(self.golds, math.inf)
 
-    def _found(self, suspect: Suspect, way: Way) -> None:
-        rest = self.rest(way)
-        term = self._paying(way)
+    def _add_finding(self, suspect: Suspect, way: Way) -> None:
+        rest = self.unexplained_rewards(way)
+        term = self._most_paying_term(way)
         share = share_of(way, self.golds)
-        full = self._full(way, rest)
+        full = self._fully_paid_keys(way, rest)
         limit = suspect.most or self.thresholds.adversary
         on = f"on {len(full)} of {len(way)} tasks" if full else f"on {len(way)} tasks"
-        message = f"a policy that {suspect.does} earns {share:.2f} of the oracle's reward{self._mostly(way)}"
+        message = f"a policy that {suspect.does} earns {share:.2f} of the oracle's reward{self._most_paying_text(way)}"
         if full and (share <= limit or len(full) < len(way)):
-            message += f"; as much as the oracle {on}{_rows_of(full, self.golds, way)}"
-        key = _least(way, full or [key for key, value in rest.items() if value > SLACK] or list(way))
+            message += f"; as much as the oracle {on}{_paid_rows_text(full, self.golds, way)}"
+        key = _shortest_key(way, full or [key for key, value in rest.items() if value > SLACK] or list(way))
         shown = episode_of(way[key], self.golds[key])
         self.findings.append(hole_of(suspect.hole, message, term, suspect.hint, shown, suspect.where))
         self.by_term[term] = len(self.findings) - 1
-        paid = sum(self._earned(ended).get(term, 0.0) > SLACK for ended in way.values())
+        paid = sum(self._term_rewards(ended).get(term, 0.0) > SLACK for ended in way.values())
         if suspect.hole in ANY_ANSWER and paid >= _MOST_TASKS * len(way):
             self.anyhow.add(term)
 
-    def _merge(self, suspect: Suspect, term: str) -> None:
+    def _merge_into_finding(self, suspect: Suspect, term: str) -> None:
         index = self.by_term.get(term)
         if index is None:
             return
@@ -170,12 +170,12 @@ class Verdicts:
     def explain(self, way: Way) -> None:
         """Takes what a way earns as known."""
         for key, ended in way.items():
-            for name, value in self._earned(ended).items():
+            for name, value in self._term_rewards(ended).items():
                 if value > SLACK:
                     known = self.explained.setdefault(name, {})
                     known[key] = max(known.get(key, 0.0), value)
 
-    def _earned(self, ended: Trajectory) -> dict[str, float]:
+    def _term_rewards(self, ended: Trajectory) -> dict[str, float]:
         """The parts of the reward by term."""
         return {
             name: term.weight * term.value
@@ -183,38 +183,38 @@ class Verdicts:
             if term.value is not None and name in self.rewards and ended.reward.total is not None
         }
 
-    def rest(self, way: Way) -> dict[Key, float]:
+    def unexplained_rewards(self, way: Way) -> dict[Key, float]:
         """The reward on each task beyond what is explained already."""
-        return {key: math.fsum(self._new(key, ended).values()) for key, ended in way.items()}
+        return {key: math.fsum(self._unexplained(key, ended).values()) for key, ended in way.items()}
 
-    def _new(self, key: Key, ended: Trajectory) -> dict[str, float]:
+    def _unexplained(self, key: Key, ended: Trajectory) -> dict[str, float]:
         found = {}
-        for name, value in self._earned(ended).items():
+        for name, value in self._term_rewards(ended).items():
             known = self.explained.get(name, {}).get(key, 0.0)
             found[name] = value if known <= 0 else max(0.0, value - known) if value > 0 else value
         return found
 
-    def _full(self, way: Way, rest: Mapping[Key, float]) -> list[Key]:
+    def _fully_paid_keys(self, way: Way, rest: Mapping[Key, float]) -> list[Key]:
         golds = {key: self.golds[key].reward.total or 0.0 for key in way}
         return [key for key in way if golds[key] > SLACK and rest[key] >= _FULL * golds[key]]
 
-    def _gold(self, way: Way) -> float:
+    def _oracle_sum(self, way: Way) -> float:
         return math.fsum(self.golds[key].reward.total or 0.0 for key in way)
 
-    def _sums(self, way: Way, *, anew: bool) -> dict[str, float]:
+    def _sums_by_term(self, way: Way, *, anew: bool) -> dict[str, float]:
         sums: dict[str, float] = {}
         for key, ended in way.items():
-            for name, value in (self._new(key, ended) if anew else self._earned(ended)).items():
+            for name, value in (self._unexplained(key, ended) if anew else self._term_rewards(ended)).items():
                 sums[name] = sums.get(name, 0.0) + value
         return sums
 
-    def _paying(self, way: Way, *, anew: bool = True) -> str:
+    def _most_paying_term(self, way: Way, *, anew: bool = True) -> str:
         """The term that pays most of it."""
-        sums = self._sums(way, anew=anew)
+        sums = self._sums_by_term(way, anew=anew)
         return max(sums, key=lambda name: sums[name]) if sums else ""
 
-    def _mostly(self, way: Way) -> str:
-        sums = {name: value / max(1, len(way)) for name, value in self._sums(way, anew=False).items()}
+    def _most_paying_text(self, way: Way) -> str:
+        sums = {name: value / max(1, len(way)) for name, value in self._sums_by_term(way, anew=False).items()}
         named = sorted((name for name in sums if sums[name] > SLACK), key=lambda name: -sums[name])
         return f": {', '.join(f'{name} {sums[name]:.2f}' for name in named[:3])}" if named else ""
 
@@ -223,7 +223,7 @@ EMPTY = ", those where '"
 """Begins what a finding says of the rows on which it is paid."""
 
 
-def _rows_of(paid: Sequence[Key], golds: Mapping[Key, Trajectory], way: Way) -> str:
+def _paid_rows_text(paid: Sequence[Key], golds: Mapping[Key, Trajectory], way: Way) -> str:
     """What sets the tasks apart that are paid for: a column that is empty or missing there alone, or else the first."""
     rows = {key: golds[key].task for key in way}
     for name in dict.fromkeys(name for row in rows.values() for name in row):
@@ -248,7 +248,7 @@ def episode_of(ended: Trajectory, gold: Trajectory) -> HoleEpisode:
     return HoleEpisode(ended.split, ended.task_index, actions, ended.reward.total, gold.reward.total)
 
 
-def _least(way: Way, keys: Sequence[Key]) -> Key:
+def _shortest_key(way: Way, keys: Sequence[Key]) -> Key:
     return min(keys, key=lambda key: (len(way[key].turns), sum(len(turn.action) for turn in way[key].turns), key))
 
 
@@ -284,16 +284,16 @@ def judge_sides(verdicts: Verdicts, chapter: Chapter) -> None:
         verdicts.judge(Suspect("one_side", "loose_match", does, hint, partial=99), [beyond(way, others)])
 
 
-def is_empty(chapter: Chapter, shown: HoleEpisode | None) -> bool:
+def is_right_if_empty(chapter: Chapter, shown: HoleEpisode | None) -> bool:
     """True if on the task of this episode an answer is right if it is empty, and wrong if it says something."""
     key = ("", 0) if shown is None else (shown.split, shown.task)
 
-    def earns(name: str, most: int) -> bool:
+    def earns_any(name: str, most: int) -> bool:
         ways = [way for way in chapter.ways.get(name, [])[:most] if key in way]
         return any(total_of(way[key]) > total_of(chapter.golds[key]) / 2 for way in ways)
 
     # A lone question mark says nothing either.
-    return not earns("short_answer", 2) and not earns("wrong_answer", 2) and earns("empty_form", 1)
+    return not earns_any("short_answer", 2) and not earns_any("wrong_answer", 2) and earns_any("empty_form", 1)
 
 
 _RULES: Final[dict[str, str]] = DATA["rule_hints"]
@@ -301,7 +301,7 @@ _RULES["skyrl_synsql"] = _RULES["rows"] = _RULES["sql_match"]
 _PARTS: Final[Mapping[str, str]] = DATA["part_hints"]
 
 
-def advised(environment: Environment, found: Hole, chapter: Chapter) -> Hole:
+def with_advice(environment: Environment, found: Hole, chapter: Chapter) -> Hole:
     """A finding with its cause, as far as rows, the term's own rule and keys, and what else earns tell it."""
     spec, shown = environment.spec.rewards.get(found.term), found.episode
     if spec is None or shown is None:
@@ -314,17 +314,17 @@ def advised(environment: Environment, found: Hole, chapter: Chapter) -> Hole:
         is_any = {"broken_machine", "hollow_files"} <= {*found.also}
         hint = "the tests pass whatever is done: a pipe, `|| true` or a last line hides what failed (set -eo pipefail)"
         hint = hint if is_any else "the tests pass where nothing was made: what is missing has to fail; begin with 0"
-    elif found.hole in _MOVED and (over := ended_by(environment, found.term)):
+    elif found.hole in _MOVED and (over := end_flag_of(environment, found.term)):
         code, hint = "paid_for_ending", f"'{over}' is true after a failure too: read what success alone leaves"
     elif found.hole == "empty_answer" and is_part:
         hint = "partial credit pays for what an empty answer rightly leaves out: count what is there (F1), or the whole"
-    elif found.hole == "empty_answer" and "rows" in _names(spec):
+    elif found.hole == "empty_answer" and "rows" in _comparison_words(spec):
         hint = "gold queries give no row here, and so does any that finds nothing: use data on which each finds some"
     elif found.hole not in _TOO_WIDE | ANY_ANSWER:
         return found
     elif EMPTY in found.message and found.hole != "empty_answer":
         code, hint = "partial_tasks", DATA["hints"]["of_empty"]
-    elif lost := _lacking(environment, found.term, chapter):
+    elif lost := _lacking_column_text(environment, found.term, chapter):
         said, hint = f"; {lost}", "name the column alike in all splits, and let a row without it fail"
     elif is_part and found.hole in _TOO_WIDE - ANY_ANSWER and (same := constant_parts([*chapter.hearts.values()])):
         code, said = "constant_answer", f"; of all right answers these parts are the same: {', '.join(same)}"
@@ -334,19 +334,19 @@ def advised(environment: Environment, found: Hole, chapter: Chapter) -> Hole:
         if found.hole == "form_only":
             hint = "the tests hold for another task's program too: test what comes out for what is given"
     elif found.hole in _TOO_WIDE:
-        said, hint = _too_wide(environment, found, chapter)
+        said, hint = _too_wide_advice(environment, found, chapter)
     return dataclasses.replace(found, code=code, message=found.message + said, hint=hint or found.hint)
 
 
-def _lacking(environment: Environment, term: str, chapter: Chapter) -> str:
+def _lacking_column_text(environment: Environment, term: str, chapter: Chapter) -> str:
     """The column that a term reads and that all of a split's rows lack, as another split has it; "" for none."""
-    mine, reads = {name for gold in chapter.golds.values() for name in gold.task}, reader_of(environment, term)
+    mine, reads = {name for gold in chapter.golds.values() for name in gold.task}, column_test_of(environment, term)
     some = [(one, name) for one in environment.spec.tasks for name in environment.tasks(one)[0] if name not in mine]
     said = [f"the rows of '{chapter.split}' have no '{name}', which '{one}' has" for one, name in some if reads(name)]
     return next(iter(said), "")
 
 
-def _names(spec: RewardSpec) -> set[str]:
+def _comparison_words(spec: RewardSpec) -> set[str]:
     """The words of a term that say how it compares."""
     compare, rule = getattr(spec, "compare", ""), getattr(spec, "rule", spec.kind)
     is_partial = getattr(spec, "partial", False) is True
@@ -355,7 +355,7 @@ def _names(spec: RewardSpec) -> set[str]:
     }
 
 
-def _too_wide(environment: Environment, found: Hole, chapter: Chapter) -> tuple[str, str]:
+def _too_wide_advice(environment: Environment, found: Hole, chapter: Chapter) -> tuple[str, str]:
     """What more there is to say of a comparison that takes wrong answers, and what to change."""
     spec, golds = environment.spec.rewards[found.term], chapter.golds
     tried = [(label, way) for label, way in chapter.tried["variant"] if not label.startswith(CONTROL)]
@@ -369,4 +369,4 @@ def _too_wide(environment: Environment, found: Hole, chapter: Chapter) -> tuple[
     if unread := unread_columns(environment, found.term, [*golds.values()]):
         told = ", ".join(f"'{name}'" for name in unread)
         return f"{said}; its code never reads {told}, which the prompt states", f"check what {told} asks of an answer"
-    return said, next((text for rule, text in reversed(_RULES.items()) if rule in _names(spec)), "")
+    return said, next((text for rule, text in reversed(_RULES.items()) if rule in _comparison_words(spec)), "")

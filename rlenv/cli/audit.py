@@ -20,7 +20,7 @@ from rlenv._base.bounded import cut_middle, plain
 from rlenv._base.text import figure
 from rlenv.audit.agreement import Differing, Disagreement, disagreement
 from rlenv.audit.judge import JudgeReport, audit_judge, judge_of, read_anchors
-from rlenv.audit.judge_attacks import asked_of_models
+from rlenv.audit.judge_attacks import count_model_requests
 from rlenv.audit.report import Attacker, AttackerLimits, AttackerReport, AuditReport, Hole, Thresholds
 from rlenv.audit.run import audit
 from rlenv.audit.subject import Progress
@@ -89,7 +89,7 @@ class AuditCommand(WithSpec, WithPrices, WithReader):
         async def main() -> AuditReport:
             async with environment:
                 splits = self.split or list(environment.spec.tasks)
-                most = asked_of_models(
+                most = count_model_requests(
                     environment, splits=splits, tasks=self.attacked, played=self.n, judged=self.judged
                 )
                 if most:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlenv.audit.agreement import alpha, calibration, disagreement, distance, isotonic, line, spearman
+from rlenv.audit.agreement import alpha, calibration, disagreement, distance, fit_isotonic, fit_line, spearman
 from rlenv.cli.main import main as command
 from rlenv.runs.figures.rewards import kappa
 from rlenv.trajectory import TermResult, Trajectory
@@ -33,10 +33,10 @@ def test_figures_are_those_of_the_reference(case: dict[str, Any]) -> None:
     assert alpha(pairs) == near(case["alpha"])
     assert kappa(list(zip(*case["whole"], strict=True))) == near(case["kappa_of_whole"])
     assert spearman(pairs) == near(case["spearman"])
-    found = line(pairs)
+    found = fit_line(pairs)
     assert found is not None
     assert list(found) == [near(one) for one in case["line"]]
-    assert [list(step) for step in isotonic(pairs)] == [[near(x), near(y)] for x, y in case["isotonic"]]
+    assert [list(step) for step in fit_isotonic(pairs)] == [[near(x), near(y)] for x, y in case["isotonic"]]
 
 
 def test_the_alpha_of_a_panel_with_gaps_is_that_of_its_paper() -> None:
@@ -75,7 +75,7 @@ def test_figures_do_not_depend_on_the_scale(pairs: list[tuple[float, float]], fa
 
 @given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=20))
 def test_isotonic_steps_rise_and_keep_the_mean(pairs: list[tuple[float, float]]) -> None:
-    steps = dict(isotonic(pairs))
+    steps = dict(fit_isotonic(pairs))
     rising = [steps[score] for score in sorted(steps)]
     assert all(a <= b + 1e-9 for a, b in pairwise(rising))
     assert sum(steps[score] for _, score in pairs) == pytest.approx(sum(label for label, _ in pairs), abs=1e-6)

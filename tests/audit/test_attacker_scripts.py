@@ -9,10 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlenv.audit.attacker_scripts import PLACEHOLDERS, Seen, UnreadableStrategies, filled, read_strategies
+from rlenv.audit.attacker_scripts import (
+    PLACEHOLDERS,
+    SeenTexts,
+    UnreadableStrategies,
+    fill_placeholders,
+    read_strategies,
+)
 from rlenv.messages import Message, ToolCall
 
-SEEN = Seen("Be kind.", "Add 3 and -4.5\n\nnow, please", ("first 1", "one\ntwo 22"))
+SEEN = SeenTexts("Be kind.", "Add 3 and -4.5\n\nnow, please", ("first 1", "one\ntwo 22"))
 
 
 @pytest.mark.parametrize(
@@ -34,20 +40,20 @@ SEEN = Seen("Be kind.", "Add 3 and -4.5\n\nnow, please", ("first 1", "one\ntwo 2
     ],
 )
 def test_placeholders_are_filled_with_what_a_policy_sees(text: str, expected: str) -> None:
-    assert filled(text, SEEN) == expected
+    assert fill_placeholders(text, SEEN) == expected
 
 
 def test_each_placeholder_that_is_named_to_a_model_is_filled() -> None:
     for name in PLACEHOLDERS:
-        assert "{{" not in str(filled(f"{{{{ {name.replace('_N', '_1')} }}}}", SEEN)), name
+        assert "{{" not in str(fill_placeholders(f"{{{{ {name.replace('_N', '_1')} }}}}", SEEN)), name
 
 
 def test_what_is_put_in_is_not_looked_at_again() -> None:
-    assert filled("{{ tool_result }}", Seen("", "gold", ("{{ prompt }}",))) == "{{ prompt }}"
+    assert fill_placeholders("{{ tool_result }}", SeenTexts("", "gold", ("{{ prompt }}",))) == "{{ prompt }}"
 
 
 def test_a_call_takes_numbers_as_numbers() -> None:
-    made = filled(
+    made = fill_placeholders(
         {"say": "so", "call": {"add": {"a": "{{ prompt_number_1 }}", "b": ["{{ prompt_number_2 }}!"], "c": 7}}}, SEEN
     )
     assert isinstance(made, Message)
@@ -58,7 +64,7 @@ def test_a_call_takes_numbers_as_numbers() -> None:
 
 
 def test_no_text_grows_beyond_its_bound() -> None:
-    assert len(str(filled("{{ prompt }}" * 5_000, Seen("", "x" * 100_000)))) <= 100_000
+    assert len(str(fill_placeholders("{{ prompt }}" * 5_000, SeenTexts("", "x" * 100_000)))) <= 100_000
 
 
 def test_a_reply_is_read_out_of_what_stands_around_it() -> None:
@@ -88,7 +94,7 @@ def test_what_is_no_strategy_is_named(entry: Any, why: str) -> None:
 
 @given(st.text())
 def test_reading_and_filling_never_raise_anything_else(text: str) -> None:
-    assert isinstance(filled(text, SEEN), str)
+    assert isinstance(fill_placeholders(text, SEEN), str)
     for reply in (text, json.dumps({"strategies": [text, {"name": text, "actions": [text]}]})):
         try:
             assert read_strategies(reply, most=3)

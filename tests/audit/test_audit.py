@@ -13,8 +13,8 @@ import pytest
 import rlenv
 from rlenv.audit.adversaries import ADVERSARIES
 from rlenv.audit.report import AuditReport
-from rlenv.audit.run import audit, fitting
-from rlenv.audit.texts import Tell, tells_for
+from rlenv.audit.run import audit, count_fitting_tasks
+from rlenv.audit.texts import Tell, judge_tells
 from rlenv.cli.audit import said_every
 from rlenv.cli.main import main as command
 from rlenv.episodes.rollout import Job, rollout
@@ -402,7 +402,7 @@ def test_what_was_not_finished_in_time_is_a_finding(tmp_path: Path) -> None:
 
 
 def test_so_many_tasks_are_attacked_as_the_time_lets(tmp_path: Path) -> None:
-    assert [fitting(20, each_s, 300.0) for each_s in (0.0, 0.001, 0.1, 1.0, 100.0)] == [20, 20, 15, 1, 1]
+    assert [count_fitting_tasks(20, each_s, 300.0) for each_s in (0.0, 0.001, 0.1, 1.0, 100.0)] == [20, 20, 15, 1, 1]
     assert not any("were attacked" in note for note in audited(write(tmp_path), limit_s=1e9).notes)
 
 
@@ -460,7 +460,7 @@ def test_every_shipped_spec_and_example_passes(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tell", tells_for(scale=(0, 100)), ids=lambda tell: tell.name)
+@pytest.mark.parametrize("tell", judge_tells(scale=(0, 100)), ids=lambda tell: tell.name)
 def test_a_judge_that_one_kind_of_text_moves_is_found(tmp_path: Path, tell: Tell) -> None:
     async def main() -> AuditReport:
         def answer(body: Mapping[str, Any]) -> str:

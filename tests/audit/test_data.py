@@ -10,7 +10,7 @@ import pytest
 
 import rlenv
 from rlenv.audit.data import check_data
-from rlenv.audit.golds import canonical
+from rlenv.audit.golds import canonical_json
 from rlenv.audit.report import Hole
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.policies.scripted import OraclePolicy
@@ -52,8 +52,8 @@ def test_rows_that_offer_other_tools_are_other_tasks(tmp_path: Path) -> None:
 
 
 def test_rows_with_keys_of_several_kinds_are_compared(tmp_path: Path) -> None:
-    assert canonical({"a": {1: 2, "b": None}}) == canonical({"a": {1: 2, "b": None}})
-    assert canonical({"b": 1, "a": 2}) == canonical({"a": 2, "b": 1})
+    assert canonical_json({"a": {1: 2, "b": None}}) == canonical_json({"a": {1: 2, "b": None}})
+    assert canonical_json({"b": 1, "a": 2}) == canonical_json({"a": 2, "b": 1})
 
 
 def test_rows_that_occur_twice_are_named(tmp_path: Path) -> None:

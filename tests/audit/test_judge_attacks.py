@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import rlenv
-from rlenv.audit.judge_attacks import JudgeAttacks, asked_of_models, attack_judges
+from rlenv.audit.judge_attacks import JudgeAttacks, attack_judges, count_model_requests
 from rlenv.audit.run import audit
 from rlenv.audit.texts import ATTACKS, TELLS, words_of
 from rlenv.episodes.rollout import Job, rollout
@@ -254,7 +254,7 @@ def test_an_audit_asks_judges_no_more_than_it_says_beforehand(tmp_path: Path, ha
                 call="{note: {text: it}}" if has_tool else "",
             )
             async with rlenv.load(path) as environment:
-                most = asked_of_models(environment, splits=["train"], tasks=4, played=None, judged=2)
+                most = count_model_requests(environment, splits=["train"], tasks=4, played=None, judged=2)
                 await audit(environment, tasks=4, judged=2)
                 return len(server.requests), most
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlenv.audit.place_rules import is_anywhere, is_glued, is_mark
+from rlenv.audit.place_rules import is_glued, is_mark, is_mark_anywhere
 from tests.support.leaks_shown import shown_in
 from tests.support.planted import WORDS, Row, rows_of
 
@@ -49,8 +49,8 @@ def test_a_value_is_a_mark_or_what_is_asked(prompt: str, value: str, expected: b
 def test_what_a_prompt_asks_to_be_turned_is_no_hidden_gold() -> None:
     assert not is_mark("Spell backwards (ref: olso)", 21, 25, "written backwards")
     assert is_mark("Which town? (ref: olso)", 18, 22, "written backwards")
-    assert not is_anywhere("Convert km: 5", 12, 13, "times 1000")
-    assert is_anywhere("It is a 5", 8, 9, "itself")
+    assert not is_mark_anywhere("Convert km: 5", 12, 13, "times 1000")
+    assert is_mark_anywhere("It is a 5", 8, 9, "itself")
 
 
 @pytest.mark.parametrize(("text", "is_part"), [("oak.jpeg", True), ("oak_3", True), ("oak. Then", False)])

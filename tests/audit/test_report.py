@@ -14,7 +14,7 @@ MODULES = [ast.parse(path.read_text()) for path in sorted((ROOT / "rlenv" / "aud
 TABLES = [tomllib.loads(path.read_text()) for path in (ROOT / "rlenv" / "audit").glob("*.toml")]
 HELD_LISTS = [held if isinstance(held, list) else [held] for table in TABLES for held in table.values()]
 HELD = {entry["hole"] for held in HELD_LISTS for entry in held if isinstance(entry, dict) and "hole" in entry}
-GIVES = ("hole_of", "report", "share")
+GIVES = ("hole_of", "add_hole", "add_share")
 """Calls whose first argument is a hole."""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import rlenv
-from rlenv.audit.rewrites import items_of, rewrite_scripts
+from rlenv.audit.rewrites import count_item_places, rewrite_scripts
 from rlenv.audit.run import audit
 from rlenv.audit.subject import AuditSubject
 from rlenv.episodes.rollout import Job, rollout
@@ -29,7 +29,7 @@ def forms(folder: Path, golds: list[str], system: str) -> dict[str, str]:
         async with rlenv.load(path) as environment:
             played = await rollout(environment, environment.oracle(), [Job("train", at) for at in range(len(golds))])
             subject = AuditSubject(environment, played[0], golds, played)
-            return rewrite_scripts(subject, golds[0], items_of(golds))
+            return rewrite_scripts(subject, golds[0], count_item_places(golds))
 
     return {label: str(actions[-1]) for label, actions in asyncio.run(main()).items()}
 

@@ -14,7 +14,7 @@ import rlenv
 from rlenv.audit.adversaries import side_scripts
 from rlenv.audit.asking import Target, ask_each, targets_of
 from rlenv.audit.crafted import abstaining_scripts, listed_scripts
-from rlenv.audit.probes import worded
+from rlenv.audit.probes import arguments_with_word
 from rlenv.audit.subject import Action, AuditSubject, kinds_of, options_of, properties_of, shaped
 from rlenv.audit.variants import variant_scripts
 from rlenv.episodes.rollout import Job, rollout
@@ -46,7 +46,7 @@ def test_a_parameter_of_any_schema_is_asked_by_its_kinds(part: Any, kinds: set[s
         name="t", description="", parameters=schema, run=lambda arguments, context: ToolOutput(""), mode="inline"
     )
     assert kinds_of(properties_of(tool)["x"]) == kinds
-    assert worded(tool, "word") == ({"x": "word"} if is_said else {})
+    assert arguments_with_word(tool, "word") == ({"x": "word"} if is_said else {})
 
 
 @pytest.mark.parametrize(

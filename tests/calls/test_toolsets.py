@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlenv.audit.play import Planting, faulty, planted
+from rlenv.audit.play import Planting, failing_calls, planted
 from rlenv.calls.toolsets import ToolSets
 from rlenv.checks.validate import validate
 from rlenv.episodes.environment import Environment
@@ -349,7 +349,7 @@ def test_what_an_audit_does_to_calls_it_does_to_those_of_rows_tools(make_environ
                 pass
             return await episode.truncate("script")
 
-    with faulty(environment, 1.0, seed=0):
+    with failing_calls(environment, 1.0, seed=0):
         assert asyncio.run(played()).turns[0].results[0].reason == "injected"
     with planted(environment, Planting("zq")):
         assert "zq" in asyncio.run(played()).turns[0].results[0].text

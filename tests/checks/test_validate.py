@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlenv.audit.golds import golds_of, readers
+from rlenv.audit.golds import gold_readers, golds_of
 from rlenv.checks import subject
 from rlenv.checks.validate import validate
 from rlenv.cli.main import main
@@ -253,7 +253,7 @@ def test_a_plug_in_s_rule_is_as_well_known_as_one_that_ships(
     assert (fault.where, fault.message) == ("success", "this can never hold: correct is 0 to 1")
     path = write(ASKED.replace("exact_match", rule))
     assert "answer-form" in {warning.code for warning in validate([path]).warnings}
-    (reader,) = readers(load(path))
+    (reader,) = gold_readers(load(path))
     assert reader.is_list
 
 
@@ -296,7 +296,7 @@ def test_a_gold_value_is_known_under_whatever_key_its_kind_reads_it(
     signs = write(spec.replace("rows: [", "rows: [{question: x - 2, answer: c}, {question: x + 2, answer: d}, "))
     assert "conflicting-rows" not in {warning.code for warning in validate([signs]).warnings}
     path = write(spec)
-    (reader,) = readers(load(path))
+    (reader,) = gold_readers(load(path))
     assert [gold.text for gold in golds_of((reader,), {"answer": "b"}, {})["correct"]] == ["b"]
     lock = lock_of(load(path), splits=["train"])
     lock.write(tmp_path / "run")
