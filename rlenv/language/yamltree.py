@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Never
 
@@ -132,6 +132,18 @@ def parse_text(text: str, *, file: str, base: Path, is_override: bool = False) -
     return _Reader(text, file, base, is_override).read()
 
 
+def parse_part(whole: Span, start: int, end: int, *, line: int) -> Node:
+    """The mapping between two characters of a text, with its places there; `line` is that of the first.
+
+    Raises:
+        SpecError: see `parse_text`.
+    """
+    assert whole.source is not None
+    reader = _Reader(whole.source.text[start:end], whole.file, whole.base, False)
+    reader.source, reader.before = whole.source, (start, line - 1)
+    return reader.read()
+
+
 def _scalar(text: str) -> Any:
     """A plain scalar by the core schema. Raises ValueError for a number that is too long."""
     if text in _WORDS:
@@ -169,7 +181,9 @@ class _Reader:
     def __init__(self, text: str, file: str, base: Path, is_override: bool) -> None:
         self._file = file
         self._base = base
-        self._source = _Text(text, tuple(YAML_BREAK.split(text)))
+        self._text = text
+        self.source = _Text(text, tuple(YAML_BREAK.split(text)))
+        self.before = (0, 0)  # the characters and the lines of it that stand before what is read
         self._is_override = is_override
         self._stack: list[_Open] = []
         self._anchors: dict[str, Node | None] = {}
@@ -207,11 +221,12 @@ class _Reader:
     def _events(self) -> Iterator[yaml.Event]:
         loader: yaml.SafeLoader | None = None
         try:
-            loader = yaml.SafeLoader(self._source.text)
+            loader = yaml.SafeLoader(self._text)
+            loader.index, loader.line = self.before
             while loader.check_event():
                 yield loader.get_event()  # type: ignore[no-untyped-call]
         except yaml.reader.ReaderError as error:
-            lines = YAML_BREAK.split(self._source.text[: error.position])
+            lines = YAML_BREAK.split(self.source.text[: self.before[0] + error.position])
             code = error.character if isinstance(error.character, int) else ord(error.character)
             span = self._span_at(len(lines), len(lines[-1]) + 1)
             message = f"found the character U+{code:04X}, which YAML does not allow"
@@ -220,7 +235,7 @@ class _Reader:
             message, hint, mark = explain(error)
             quoted = self._quoted
             if quoted is not None and mark is not None and 0 <= mark.index - quoted.end <= 1:
-                last = self._source.text.count("\n", 0, quoted.end) + 1
+                last = self.source.text.count("\n", 0, quoted.end) + 1
                 message = f"found a quoted text that opens here and closes on line {last}, before more text"
                 self._fail(quoted, message, "close the quote where the text ends")
             if mark is None:
@@ -318,16 +333,7 @@ class _Reader:
     def _close(self, event: yaml.Event) -> None:
         frame = self._stack.pop()
         node = frame.node
-        node.span = Span(
-            node.span.file,
-            node.span.line,
-            node.span.column,
-            node.span.base,
-            node.span.start,
-            _mark(event.end_mark).index,
-            "",
-            self._source,
-        )
+        node.span = replace(node.span, end=_mark(event.end_mark).index, style="", source=self.source)
         self._add(node, frame.anchor)
 
     def _add(self, node: Node, anchor: str | None) -> None:
@@ -354,16 +360,12 @@ class _Reader:
     def _span(self, event: yaml.Event) -> Span:
         start, end = _mark(event.start_mark), _mark(event.end_mark)
         style = getattr(event, "style", None) or ""
-        if self._is_override:
-            return Span(self._file, 0, 0, self._base)
-        return Span(
-            self._file, start.line + 1, start.column + 1, self._base, start.index, end.index, style, self._source
-        )
+        return self._span_at(start.line + 1, start.column + 1, start.index, end.index, style)
 
-    def _span_at(self, line: int, column: int) -> Span:
+    def _span_at(self, line: int, column: int, start: int = 0, end: int = 0, style: str = "") -> Span:
         if self._is_override:
             return Span(self._file, 0, 0, self._base)
-        return Span(self._file, line, column, self._base, source=self._source)
+        return Span(self._file, line, column, self._base, start, end, style, self.source)
 
     def _refuse(self, mark: yaml.Mark, message: str, hint: str) -> Never:
         self._fail(self._span_at(mark.line + 1, mark.column + 1), message, hint)

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from rlenv._base.text import KeyPath, parts_of
 from rlenv.errors import SpecError
-from rlenv.language.yamltree import YAML_BREAK, Node, parse_text
+from rlenv.language.yamltree import YAML_BREAK, Node, Span, parse_part, parse_text, text_span
 
 _LSP_BREAK: Final = re.compile("\r\n|[\n\r]")
 
@@ -130,8 +130,9 @@ def read_tree(text: str) -> Node:
     if whole is not None:
         return whole
     merged: dict[str, Node] = {}
+    all_of_it, lines = text_span(text, file="", base=Path()), LineIndex(text)
     for start, end in _sections(text):
-        part = _standing(text, start, end)
+        part = _standing(all_of_it, lines, start, end)
         if part is not None and isinstance(part.value, dict):
             merged.update(part.value)
     return Node(merged, parse_text("a: 1", file="", base=Path()).span)
@@ -207,15 +208,13 @@ def _parsed(text: str) -> Node | None:
         return None
 
 
-def _standing(text: str, start: int, end: int) -> Node | None:
+def _standing(whole: Span, lines: LineIndex, start: int, end: int) -> Node | None:
     """The readable part of a section: all, or the part before its first fault."""
-    blank = _NOT_BREAKS.sub(" ", text[:start])
     for _ in range(_TRIES):
-        part = text[start:end]
         try:
-            return parse_text(blank + part, file="", base=Path())
+            return parse_part(whole, start, end, line=lines.place(start)[0])
         except SpecError as error:
-            cut = LineIndex(text[:end]).offset(error.faults[0].line, 1)
+            cut = lines.offset(error.faults[0].line, 1)
             if not start < cut < end:
                 return None
             end = cut

@@ -1,11 +1,15 @@
-"""Positions: lines as YAML counts them, columns in characters and in units of UTF-16."""
+"""Positions: lines as YAML counts them, columns in characters and in UTF-16 units. Sections of a text that stand."""
 
 from __future__ import annotations
 
+import sys
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlenv.checks.editor.tree import LineIndex, from_utf16, to_utf16
+from rlenv._base.text import parts_of
+from rlenv.checks.editor.tree import LineIndex, from_utf16, read_tree, to_utf16
 
 
 def test_lines_are_those_of_yaml_or_those_of_the_protocol() -> None:
@@ -35,3 +39,33 @@ def test_a_place_leads_back_to_its_character(text: str) -> None:
         back = lines.offset(line, column)
         assert back == offset or text[back : offset + 1] == "\r\n"
         assert from_utf16(lines.line(line), to_utf16(lines.line(line), column)) == column
+
+
+def test_what_stands_beside_a_broken_section_has_its_places_in_the_whole_text() -> None:
+    text = "é: [1\nodd: {\n\u2028b:\n  c: 'x'\n  d: 'x' y\ne: 2\n"
+    tree = read_tree(text)
+    assert tree.plain() == {"b": {"c": "x"}, "e": 2}
+    place = dict(parts_of(dict(parts_of(tree.value))["b"].value))["c"].span
+    assert (place.line, place.column, text[place.start : place.end]) == (5, 6, "'x'")
+    assert place.quote(5) == "  c: 'x'"
+
+
+@pytest.mark.parametrize("section", ["ab{}: [\n", 'ab{}: "x\n', "ab{}: x\n", "ab{}: \x01\n"])
+def test_a_text_of_unreadable_sections_is_read_in_proportion_to_its_length(section: str) -> None:
+    def calls(count: int) -> int:
+        seen = 0
+
+        def called(*_: object) -> None:
+            nonlocal seen
+            seen += 1
+
+        text = "a: {\n" + "".join(map(section.format, range(count)))
+        before = sys.getprofile()
+        sys.setprofile(called)
+        try:
+            read_tree(text)
+        finally:
+            sys.setprofile(before)
+        return seen
+
+    assert calls(400) < 5 * calls(100)
