@@ -2,8 +2,7 @@
 
 A number is given wherever the tests can be run. Where they write none over what the episode left, they are run over
 the image alone: if they write one there, what the policy left is what broke them, and it earns 0; if not, the task or
-the machine is at fault, and the term is invalid. So a failure is found by a run, and never guessed from how a process
-ended.
+the machine is at fault, and the term is invalid. So a failure is found by a run, and never guessed.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from rlenv.tools.workspace.images import digest_of
 from rlenv.tools.workspace.machine import MachineFailed, Names, RowTests, Verified
 from rlenv.tools.workspace.resource import RESULTS, Workspace
 
-_MOST_LOST, _MOST_NAMED, _MOST_CHARS, _KEPT_CHARS = 4, 5, 100, 500
+_MOST_LOST, _MOST_NAMED, _MOST_CHARS, _KEPT_CHARS, _LONGEST_NAME = 4, 5, 100, 500, 4_096
 _DEEPEST: Final = 100
 _MOST_FOUND: Final = 300_000  # names of tests: beyond, a table of them is moved in one go, for which all threads wait
 _LONGEST_TAG: Final = 262_144  # bytes: its attributes are read in one go, too
@@ -143,21 +142,24 @@ def _pieces(text: str, end: str) -> Iterator[str]:
 
 
 def _lines(text: str) -> Iterator[str]:
+    last = ""  # of a line that is longer than a piece, whose parts overlap by more than a name
     for piece in _pieces(text, "\n"):
-        yield from filter(None, piece.split("\n"))
+        *lines, last = f"{last[-_LONGEST_NAME:]}{piece}".split("\n")
+        yield from filter(None, (*lines, last))
 
 
 def _pytest(text: str) -> _Named:
     for line in _lines(text):
-        status, _, name = line.rstrip().partition(" ")
-        if status not in _OF_PYTEST:  # of -v: "tests/test_a.py::test_b[1] PASSED [ 50%]"
-            status = next((one for one in _OF_PYTEST if f" {one}" in line), "")
-            name = line.partition(f" {status}")[0] if status else ""
-        if "::" in name:  # a reason may follow it; published lists name what has spaces by its first word
-            yield from ((one, _OF_PYTEST[status]) for one in {name, name.partition(" - ")[0], name.partition(" ")[0]})
+        for found in itertools.islice(_OF_PYTEST.finditer(line), 2):  # one may stand in the test's parameters
+            before, passed = line[: found.start()], found[1] in ("PASSED", "XFAIL")
+            behind = line[line.rfind(" ", found.end(), line.find("::", found.end())) + 1 :].rstrip()
+            for name in (before, "" if before and passed else behind):
+                if "::" in name:  # a reason may follow it; published lists name what has spaces by its first word
+                    yield from ((one, passed) for one in {name, name.partition(" - ")[0], name.partition(" ")[0]})
 
 
-_OF_PYTEST: Final = {"PASSED": True, "XFAIL": True, "FAILED": False, "ERROR": False, "SKIPPED": False, "XPASS": False}
+# "PASSED a.py::b", "a.py::b PASSED [ 50%]", "[gw0] [ 50%] PASSED a.py::b", "SUBFAILED(i=1) a.py::b", which may pass.
+_OF_PYTEST: Final = re.compile(r"(?:^(?:\[gw\d+\] \[ *\d+%\] )?| )(PASSED|XFAIL|XPASS|(?:SUB)?(?:FAIL|ERROR|SKIP))")
 
 
 def _unittest(text: str) -> _Named:
@@ -171,16 +173,14 @@ def _unittest(text: str) -> _Named:
         before, is_said, said = line.rpartition(" ... ")
         if is_said and name:
             shown = before  # a test with a docstring is told by it
-        status = (said if is_said else line).strip()
-        status = "skipped" if status.startswith("skipped ") else status
+        status = re.sub("^skipped .*", "skipped", (said if is_said else line).strip())
         if name and status in _OF_UNITTEST:
-            yield name, _OF_UNITTEST[status]
-            yield shown, _OF_UNITTEST[status]
+            yield from ((one, _OF_UNITTEST[status]) for one in (name, shown))
 
 
 _HEAD: Final = re.compile(r"((?:FAIL|ERROR): )?(\w{1,300} \([\w.<>]{1,900}\))")
-_OF_UNITTEST = {"ok": True, "expected failure": True}
-_OF_UNITTEST |= dict.fromkeys(("FAIL", "ERROR", "skipped", "unexpected success"), False)
+_OF_UNITTEST = dict.fromkeys(("FAIL", "ERROR", "skipped", "unexpected success"), False)
+_OF_UNITTEST |= {"ok": True, "expected failure": True}
 
 
 def _dotted(name: str) -> str:
@@ -192,37 +192,34 @@ def _dotted(name: str) -> str:
     return plain.replace(".py::", "::").replace("/", ".").replace("::", ".") + bracket + rest
 
 
-def _by_line(pattern: str, passing: str, failing: str, begins: str) -> Callable[[str], _Named]:
+def _by_line(pattern: str, passing: str, begins: str) -> Callable[[str], _Named]:
     """Reads logs of a line a test, in which the pattern finds a `name` and a `status`, one of the `passing` or not.
 
-    The last one in a line that is `failing` counts too, wherever it `begins`: what code prints without an end stands
-    before it.
+    The last one in a line that is not counts too, wherever it `begins`: what code prints without an end stands before.
     """
 
     def named(text: str) -> _Named:
         for line in map(str.strip, _lines(text)):
-            if (found := re.match(pattern, line)) is not None:
-                yield found["name"], found["status"] in passing.split()
-            late = re.match(pattern, line[at:]) if (at := line.rfind(begins)) > 0 else None
-            if late is not None and late["status"] == failing:
-                yield late["name"], False
+            for at in {0, max(line.rfind(begins), 0)}:
+                found = re.match(pattern, line[at:])
+                if found is not None and not (at and found["status"] in passing.split()):
+                    yield found["name"], found["status"] in passing.split()
 
     return named
 
 
 def _go(text: str) -> _Named:
-    yield from _by_line(r"--- (?P<status>PASS|FAIL|SKIP): (?P<name>\S+) \(", "PASS", "FAIL", "--- ")(text)
+    yield from _by_line(r"--- (?P<status>PASS|FAIL|SKIP): (?P<name>\S+) \(", "PASS", "--- ")(text)
     for event in (_read(line) or {} for line in _lines(text) if line.startswith("{")):  # of -json
         if event.get("Action") in ("pass", "fail", "skip") and event.get("Test"):
-            yield str(event["Test"]), event["Action"] == "pass"
-            yield f"{event.get('Package')}.{event['Test']}", event["Action"] == "pass"
+            yield from ((f"{of}{event['Test']}", event["Action"] == "pass") for of in ("", f"{event.get('Package')}."))
 
 
 def _jest(text: str) -> _Named:
     files = _objects(_read(text) or {}, "testResults") if text.lstrip().startswith("{") else ()  # of --json
     for one in (test for file in files for test in _objects(file, "assertionResults")):
         yield from ((str(one.get(key)), one.get("status") == "passed") for key in ("title", "fullName"))
-    yield from _by_line(r"(?P<status>[✓✔√✕✗×○✎]) (?P<name>.*?)(?: \([\d.]+ m?s\))?$", "✓ ✔ √", "✕", "✕ ")(text)
+    yield from _by_line(r"(?P<status>[✓✔√✕✗×○✎]) (?P<name>.*?)(?: \([\d.]+ m?s\))?$", "✓ ✔ √", "✕ ")(text)
 
 
 def _read(text: str) -> Any:
@@ -245,7 +242,8 @@ def _junit(text: str) -> _Named:
         if len(within) > _DEEPEST:  # of each the parser holds some hundred bytes
             raise ValueError(f"a report has no {_DEEPEST} elements within each other")
         if tag == "testcase":
-            tests.append((_dotted(f"{given.get('classname')}::{given.get('name')}"), True))
+            is_run = given.get("status") not in ("notrun", "disabled")  # so GoogleTest and ctest leave one out
+            tests.append((_dotted(f"{given.get('classname')}::{given.get('name')}"), is_run))
         elif tests and tag in ("failure", "error", "skipped") and given.get("type") != "pytest.xfail":
             tests[-1] = (tests[-1][0], False)
 
@@ -269,10 +267,13 @@ def _junit(text: str) -> _Named:
 
 
 def _cargo(text: str) -> _Named:
-    yield from _by_line(r"test (?P<name>.*?)(?: - should panic)? \.\.\. (?P<status>.*)", "ok", "FAILED", "test ")(text)
-    _, is_listed, listed = text.rpartition("\nfailures:\n")  # at its end, by name
-    for line in itertools.takewhile(str.strip, listed.split("\n") if is_listed else ()):
-        yield line.strip(), False
+    yield from _by_line(r"test (?P<name>.*?)(?: - should panic)? \.\.\. (?P<status>.*)", "ok", "test ")(text)
+    is_listed = False
+    for line in _lines(text):  # at the end of each program
+        if line.startswith(("failures:", "successes:", "test result:")):
+            is_listed = line == "failures:"
+        elif is_listed and line.startswith("    "):
+            yield line.strip(), False
 
 
 _READERS = {"pytest": _pytest, "unittest": _unittest, "go": _go, "jest": _jest, "cargo": _cargo, "junit": _junit}
@@ -289,12 +290,11 @@ def _listed(key: str, value: Any) -> tuple[str, ...]:
 def _by_name(verified: Verified, log: TestLogSpec, names: Names) -> tuple[float | None, Mapping[str, float], str]:
     """The number of tests by name, None where the log names none; the shares that passed; and which did not."""
     text = verified.ran.output if log.file is None else verified.files.get(log.file, b"")
-    # What was not said may be what failed.
-    if verified.ran.why not in ("", "out of memory") or (log.file is None and verified.ran.dropped):
-        return None, {}, ""
     found: dict[str, bool] = {}
-    with contextlib.suppress(ValueError):
-        found = passed_in(text.decode(errors="replace"), log.format)
+    # What was not said may be what failed.
+    if verified.ran.why in ("", "out of memory") and not (log.file is None and verified.ran.dropped):
+        with contextlib.suppress(ValueError):
+            found = passed_in(text.decode(errors="replace"), log.format)
     if not found:
         return None, {}, ""
     failed = [[one for one in wanted if not is_passed(one, found)] for wanted in names]
@@ -308,7 +308,7 @@ def _by_name(verified: Verified, log: TestLogSpec, names: Names) -> tuple[float 
 
 def is_passed(name: str, found: Mapping[str, bool]) -> bool:
     """True if a test passed by what `passed_in` found, by its name or by another spelling of it."""
-    ways = {name, _dotted(name)} & found.keys()
+    ways = {name, (dotted := _dotted(name)), f"{dotted}.{dotted}"} & found.keys()  # of ctest the name is the class too
     return bool(ways) and all(found[one] for one in ways)
 
 
@@ -408,7 +408,7 @@ def _compile(name: str, spec: WorkspaceTestsSpec, context: TermCompileContext) -
         if not path.startswith("/") or ".." in path.split("/"):
             raise UsageError(f"'{path}' is no absolute path", key=f"keep.{index}", hint=f"write /{path.strip('./')}")
     if spec.collect and "/" in (one.rstrip("/") or "/" for one in keep):
-        raise UsageError("what is collected is a part of the files", key="keep", hint="name the paths that `run` reads")
+        raise UsageError("what is collected is a part of the files", key="keep", hint="name the paths that `command` reads")
     if other := sorted({"by", "weights"} & spec.model_fields_set) if spec.log else []:
         raise UsageError("the number is read from the log", key=other[0], hint=f"remove {other[0]}, or log")
     if spec.weights is not None and spec.by != "file":

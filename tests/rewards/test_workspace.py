@@ -544,8 +544,16 @@ def test_a_line_that_begins_many_tests_is_read_once() -> None:
         ("cargo", "test a.py::test_b ... ok ... FAILED\n"),
         ("cargo", "\ntest a.py::test_b ... ok\nzztest a.py::test_b ... FAILED\n"),
         ("cargo", "test a.py::test_b ... ok\nzzFAILED\n\nfailures:\n\n---- a ----\n\nfailures:\n    a.py::test_b\n\n"),
+        ("cargo", "test a.py::test_b ... ok\nfailures:\n\n    a.py::test_b\ntest result: FAILED\nfailures:\n    c\n"),
+        ("cargo", "test a.py::test_b ... ok\nzztest a.py::test_b ... ignored\n"),
+        ("pytest", "(i='a b') SUBFAIL a.py::test_b - x PASSED\na.py::test_b PASSED [ 50%]\n"),
+        ("pytest", "PASSED a.py::test_b\nSUBFAILED[my [words]] (i='a b') a.py::test_b - x\n"),
+        ("pytest", "a.py::test_b SUBSKIPPED[two] (x) [ 50%]\na.py::test_b PASSED [ 50%]\n"),
+        ("pytest", "[gw1] [ 50%] FAILED a.py::test_b \nPASSED a.py::test_b\n"),
         ("go", "--- PASS: a.py::test_b (0.00s)\nzz--- FAIL: a.py::test_b (0.00s)\n"),
         ("junit", '<testcase classname="a" name="test_b"><failure/></testcase>'),
+        ("junit", '<testcase classname="a" name="test_b" status="notrun" result="suppressed"/>'),  # of GoogleTest
+        ("junit", '<testcase classname="a" name="test_b" status="disabled"/>'),  # of ctest
     ],
 )
 def test_no_text_makes_a_test_pass_that_is_told_otherwise(format: str, text: str) -> None:
@@ -579,7 +587,9 @@ def test_a_log_names_no_more_tests_than_are_kept_without_all_threads_waiting() -
 
 
 @pytest.mark.parametrize("format", ["pytest", "unittest", "go", "jest", "cargo"])
-@pytest.mark.parametrize("part", ["::", " ... ", "PASSED ( ", "test_a (", "--- PASS: ", "✓ (1 ", "\x1b[1", '{"', " \t"])
+@pytest.mark.parametrize(
+    "part", ["::", " ... ", "PASSED ( ", " FAIL", " FAILx::", "test_a (", "--- PASS: ", "✓ (1 ", "\x1b[1", '{"', " \t"]
+)
 def test_a_log_is_read_in_time_that_grows_with_its_length(format: str, part: str) -> None:
     began = time.thread_time()
     passed_in(part * (400_000 // len(part)), format)
@@ -601,6 +611,24 @@ def test_a_log_is_read_a_piece_at_a_time(format: str) -> None:
 def test_a_line_that_is_longer_than_a_piece_says_what_it_says(long: str) -> None:
     found = passed_in(f"PASSED a::b\n{long.format('x' * 200_000)}PASSED a::c\n", "pytest")
     assert (found["a::b"], found["a::c"]) == (False, True)
+
+
+@pytest.mark.parametrize("short", range(1, 25))
+def test_no_length_of_a_line_parts_the_mark_at_its_end(short: int) -> None:
+    text = f"--- PASS: a (0.00s)\n{'y' * 60_000}\n{'x' * (65_536 - short)}--- FAIL: a (0.00s)\n"
+    assert passed_in(text, "go")["a"] is False
+
+
+def test_a_test_of_ctest_is_told_by_its_name() -> None:
+    text = '<a><testcase name="b/c" classname="b/c"/><testcase name="d" classname="d"><failure/></testcase></a>'
+    found = passed_in(text, "junit")
+    assert [is_passed(name, found) for name in ("b/c", "d", "e")] == [True, False, False]
+
+
+def test_a_test_of_pytest_s_is_told_with_xdist_and_with_a_status_in_its_parameters() -> None:
+    text = "[gw0] [ 50%] PASSED a.py::b[c d] \na.py::b[SKIP x FAILED y] PASSED [100%]\n"
+    found = passed_in(text, "pytest")
+    assert is_passed("a.py::b[c d]", found) and is_passed("a.py::b[SKIP x FAILED y]", found)  # noqa: PT018
 
 
 def test_a_report_is_read_a_piece_at_a_time() -> None:
