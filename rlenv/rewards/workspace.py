@@ -408,7 +408,7 @@ def _compile(name: str, spec: WorkspaceTestsSpec, context: TermCompileContext) -
         if not path.startswith("/") or ".." in path.split("/"):
             raise UsageError(f"'{path}' is no absolute path", key=f"keep.{index}", hint=f"write /{path.strip('./')}")
     if spec.collect and "/" in (one.rstrip("/") or "/" for one in keep):
-        raise UsageError("what is collected is a part of the files", key="keep", hint="name the paths that `command` reads")
+        raise UsageError("what is collected is a part of the files", key="keep", hint="name the paths `command` reads")
     if other := sorted({"by", "weights"} & spec.model_fields_set) if spec.log else []:
         raise UsageError("the number is read from the log", key=other[0], hint=f"remove {other[0]}, or log")
     if spec.weights is not None and spec.by != "file":
