@@ -21,7 +21,7 @@ from typing import Any
 
 from rlenv.concurrency import served
 from rlenv.rewards import _math_text as texts
-from rlenv.rewards._math_text import about, bare, brackets, holds_one, is_prose, plain_number, sides, split_unit, words
+from rlenv.rewards._math_text import bare, has_names, is_text, listed, plain_number, sides, split_unit
 
 _MEMORY_BYTES = 1 << 30
 # Decimals are compared to so many places: one that is right to twelve was computed, not guessed.
@@ -32,33 +32,30 @@ _INNER = re.compile(r"\$|\\(?:boxed|fbox)|(?<!\\)\\[(\[]")
 """What the library takes an expression out of, and leaves the rest."""
 
 
-def _parse(text: str, *, may_be_unit: bool | None = None) -> list[Any]:
-    """The meaning of `text` as one expression, [] where it cannot be read.
-
-    The library takes letters at the end for a unit and drops them.
-    """
+def _parse(text: str) -> list[Any]:
+    """The meaning of `text` as one expression, [] where it cannot be read."""
     if _INNER.search(text):
         return []
     library: Any = importlib.import_module("math_verify")  # it has no types
     whole = library.LatexExtractionConfig()  # in its other ways it takes a number out of what it cannot read
-    if texts.ends_in_name(text, may_be_unit=may_be_unit):
-        whole = replace(whole, normalization_config=replace(whole.normalization_config, units=False))
+    # It would drop letters at the end for a unit.
+    whole = replace(whole, normalization_config=replace(whole.normalization_config, units=False))
     found = list(library.parse(f"${text}$", [whole], parsing_timeout=None, fallback_mode="no_fallback"))
-    if "i" in text:
-        sympy: Any = importlib.import_module("sympy")
-        found = [_with_unit(one, sympy) if isinstance(one, sympy.Basic) else one for one in found]
-    return found
+    return list(map(_with_unit, found)) if "i" in text else found
 
 
-def _with_unit(expression: Any, sympy: Any) -> Any:
+def _with_unit(expression: Any) -> Any:
     """With the imaginary unit where the name i stands."""
-    if isinstance(expression, sympy.FiniteSet | sympy.Tuple):
-        return expression.func(*(_with_unit(one, sympy) for one in expression.args))
-    named = {one: sympy.I for one in expression.free_symbols if one.name == "i"}
+    sympy: Any = importlib.import_module("sympy")
+    named = {one: sympy.I for one in getattr(expression, "free_symbols", ()) if one.name == "i"}
     if not named:
         return expression
     found = expression.subs(named).doit()
     return found if found.free_symbols else sympy.expand_complex(found)
+
+
+def _bare(gold: str) -> str:
+    return bare(texts.ABOUT.sub(r"\1", gold))  # what is asked for is the number itself
 
 
 @lru_cache(maxsize=_GOLDS_KEPT)
@@ -69,10 +66,13 @@ def _parsed(text: str) -> tuple[Any, ...]:
 @lru_cache(maxsize=_GOLDS_KEPT)
 def _is_readable(gold: str) -> bool:
     """True if an accepted answer can be read and compared: a tower of powers can be read alone."""
-    text = bare(gold)
-    text = bare(about(text)) or text
-    if plain_number(text) is not None:
-        return True
+    kind, parts = listed(gold)
+    if kind:
+        return all(map(_is_readable, parts))
+    name, wanted = sides(gold)
+    text = split_unit(wanted[0] if name and len(wanted) == 1 else gold)[0]
+    if plain_number(text) is not None or is_text(text):
+        return bool(text)
     read = _parsed(text)
     if read:
         _verify(read, _parse("1.25"))
@@ -83,76 +83,76 @@ def _equal(mine: str, golds: list[str]) -> dict[str, Any]:
     text = bare(mine)
     unreadable = True
     for gold in golds:
-        expected = bare(gold)
-        expected = bare(about(expected)) or expected
-        verdict = text == expected or _same(text, expected)
-        if text and verdict:
+        verdict = _same(text, _bare(gold)) if text else None
+        if verdict:
             return {"equal": True}
         unreadable = unreadable and verdict is None
     return {"equal": False, "unreadable": unreadable}
 
 
 def _same(mine: str, gold: str) -> bool | None:
-    """True if an answer equals an accepted one; None where the answer cannot be read."""
-    if texts.in_two_units(mine) or texts.in_two_units(gold):
-        return texts.unspaced(mine) == texts.unspaced(gold)
-    if not mine or is_prose(mine, allowed=words(gold)):
-        return None
-    if (are_same := texts.same_names(mine, gold)) is not None:
-        return are_same
-    mine, gold = texts.cased(texts.multiplied(mine), texts.multiplied(gold))
-    # A unit may be left out, on either side, but not be another one.
-    (number_of_mine, unit_of_mine), (number_of_gold, unit_of_gold) = split_unit(mine), split_unit(gold)
-    if unit_of_mine and unit_of_gold and unit_of_mine != unit_of_gold:
-        return False
-    if unit_of_mine and (unit_of_gold or len(unit_of_mine) > 3):
-        mine = number_of_mine
-    if unit_of_gold and (unit_of_mine or len(unit_of_gold) > 3):
-        gold = number_of_gold
+    """True if an answer equals an accepted one, as what both are; None where the answer cannot be read."""
+    if mine == gold:
+        return True
     if "dots" in mine and "dots" not in gold:
         return None  # something is left out
+    (kind, parts), (kind_of_gold, parts_of_gold) = listed(mine), listed(gold)
+    if kind and kind_of_gold:
+        return _same_parts({kind, kind_of_gold}, parts, parts_of_gold)
+    mine, gold = mine if kind else parts[0], gold if kind_of_gold else parts_of_gold[0]
     (name, found), (name_of_gold, wanted) = sides(mine), sides(gold)
     if len(wanted) > 1 or (name_of_gold and not name and len(found) > 1):
-        found = (mine,)  # an equation, as a whole
-    elif name_of_gold and name and name != name_of_gold:
+        return _same_side(mine, gold)  # an equation, as a whole
+    if len(found) > 8 or (name_of_gold and name and name != name_of_gold):
         return False
-    elif name_of_gold:
-        (gold,) = wanted
-    if len(found) > 8 or not all(found):
-        return None
-    return all(_same_side(side, gold) for side in found)
+    if name or name_of_gold:
+        return all(_same(side, wanted[0]) for side in found)
+    kinds = kind + kind_of_gold
+    if kinds and (kinds in ",{" or texts.RANGE.search(gold if kind else mine) is None):
+        return False  # a list is no number, and what is between its ends may be an inequality
+    return all(_same_side(side, wanted[0]) for side in found)
 
 
-def _same_side(mine: str, gold: str) -> bool:
+def _same_parts(kinds: set[str], mine: Sequence[str], gold: Sequence[str]) -> bool:
+    """True if the elements of two lists are the same, in order where there is one."""
+    if len(mine) != len(gold) or (len(kinds) == 2 and kinds not in ({",", "("}, {",", "{"}, {"(", "in"})):
+        return False
+    named = [{sides(part)[0] for part in parts} - {""} for parts in (mine, gold)]
+    are_apart = named[0] != named[1] and max(map(len, named)) > 1
+    if are_apart or not kinds <= {",", "{"}:
+        return not (are_apart and "{" in kinds) and all(map(_same, mine, gold))
+    left = list(gold)
+    for part in mine:
+        found = next((index for index, wanted in enumerate(left) if _same(part, wanted)), None)
+        if found is None:
+            return False
+        del left[found]
+    return True
+
+
+def _same_side(mine: str, gold: str) -> bool | None:
+    expected, unit_of_gold = split_unit(gold)
+    found, unit = split_unit(mine, letters=texts.LETTERS | {unit_of_gold}, beside=True, plain=not has_names(expected))
+    if unit and unit_of_gold and unit != unit_of_gold:
+        return False
+    return _same_value(found, expected)
+
+
+def _same_value(mine: str, gold: str) -> bool | None:
     number, expected = plain_number(mine), plain_number(gold)
     if number is not None and expected is not None:
         return number == expected
-    if {mine, gold} == {"E", "e"}:  # the name of something, and Euler's number
+    if (is_same := texts.same_ratio(mine, gold)) is not None:
+        return is_same
+    if is_text(mine) or is_text(gold):
+        return texts.as_text(mine) == texts.as_text(gold) or (False if is_text(gold) else None)
+    if texts.ABOUT.match(mine):
         return False
-    if about(mine) or holds_one(mine) != holds_one(gold):
-        return False
-    around_mine, around_gold = brackets(mine), brackets(gold)
-    if {around_mine, around_gold} == {"(", "{"}:
-        return False  # an order, and none
-    if around_mine == "," and around_gold == "(":
-        mine = f"({mine})"
-    answer, wanted = _parse(mine, may_be_unit=texts.has_unit(gold)), _parsed(gold)
-    if not answer or {_extent(mine, answer), _extent(gold, wanted)} == {"points", "range"}:
-        return False  # the ends of an interval are not what lies between
-    is_list = ("," in mine or ";" in mine) and _extent(mine, answer) == "points"
-    if is_list and (expected is not None or (around_gold != "(" and _extent(gold, wanted) != "points")):
-        return False  # a list is no number, be it of one number
+    mine, gold = texts.cased(mine, gold)
+    answer, wanted = _parse(mine), _parsed(gold)
+    if not answer:
+        return None
     return _verify(wanted, answer) and all(not _differ(one, other) for one in wanted for other in answer)
-
-
-def _extent(text: str, read: Sequence[Any]) -> str:
-    """`points` of a finite set, `range` of an interval or an inequality; "" of `(1,2)`, which may be a point."""
-    sympy: Any = importlib.import_module("sympy")
-    said = [one.rhs if isinstance(one, sympy.Eq) else one for one in read]
-    if any(isinstance(one, sympy.FiniteSet) or one is sympy.S.EmptySet for one in said):
-        return "points"
-    ranges = (sympy.Interval, sympy.And, sympy.StrictGreaterThan, sympy.StrictLessThan, sympy.Ge, sympy.Le)
-    return "range" if brackets(text) != "(" and any(isinstance(one, ranges) for one in said) else ""
 
 
 def _differ(one: Any, other: Any) -> bool:
@@ -168,14 +168,8 @@ def _differ(one: Any, other: Any) -> bool:
 
 def _verify(gold: tuple[Any, ...], mine: list[Any]) -> bool:
     verify: Callable[..., bool] = importlib.import_module("math_verify").verify
-    return verify(
-        list(gold),
-        mine,
-        float_rounding=_PLACES,
-        numeric_precision=2 * _PLACES,
-        allow_set_relation_comp=True,
-        timeout_seconds=None,
-    )
+    exactly: Any = {"float_rounding": _PLACES, "numeric_precision": 2 * _PLACES, "timeout_seconds": None}
+    return verify(list(gold), mine, allow_set_relation_comp=True, **exactly)
 
 
 def _guarded(ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -187,13 +181,6 @@ def _guarded(ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return {"unreadable": True, "error": "nested too deep"}
     except Exception as error:  # a library of this kind may raise anything on a hostile text
         return {"unreadable": True, "error": f"{type(error).__name__}: {error}"[:200]}
-
-
-def _first_unreadable(golds: list[str]) -> dict[str, Any]:
-    for gold in golds:
-        if not _is_readable(gold):
-            return {"unreadable": True, "gold": gold[:200]}
-    return {}
 
 
 def serve(host: socket.socket, told: dict[str, Any]) -> None:
@@ -209,7 +196,8 @@ def serve(host: socket.socket, told: dict[str, Any]) -> None:
     def ask(body: bytes, fd: int | None) -> tuple[bytes, None]:
         question = json.loads(body)
         golds, mine = question["golds"], question["mine"]
-        answer = {"of_gold": within(question, partial(_first_unreadable, golds))}
+        unread = ({"unreadable": True, "gold": gold[:200]} for gold in golds if not _is_readable(_bare(gold)))
+        answer = {"of_gold": within(question, partial(next, unread, {}))}
         if not answer["of_gold"] and mine is not None:
             answer["of_mine"] = within(question, partial(_equal, mine, golds))
         return json.dumps(answer).encode(), None

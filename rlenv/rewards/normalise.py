@@ -24,7 +24,7 @@ from rlenv._base.text import braced
 
 __all__ = ["MAX_JSON", "NORMALISERS", "DuplicateKey", "Normalisation", "ascii_form", "boxed_in_braces"]
 __all__ += ["hendrycks_equal", "holds", "is_number", "loads", "minerva", "near", "number", "numbers"]
-__all__ += ["best_f1", "qa", "same_json", "token_f1"]
+__all__ += ["best_f1", "qa", "same_json"]
 
 Normalisation = Literal["none", "case", "qa"]
 
@@ -57,16 +57,11 @@ NORMALISERS: dict[Normalisation, Callable[[str], str]] = {"none": str.strip, "ca
 `qa`: see `qa`."""
 
 
-def token_f1(answer: str, gold: str) -> float:
-    """The token F1 of two texts after `qa`, in [0, 1]; two texts without tokens are equal.
-
-    Source: Rajpurkar et al. 2016, SQuAD evaluation script, `f1_score`.
-    """
-    return best_f1(answer, (gold,))
-
-
 def best_f1(answer: str, golds: Iterable[str]) -> float:
-    """The best `token_f1` of a text with one of the golds; the text, which may be long, is looked at once."""
+    """The best token F1 of a text with one of the golds after `qa`, in [0, 1]; two texts without tokens are equal.
+
+    The text, which may be long, is looked at once. Source: `f1_score` of the SQuAD evaluation script (Rajpurkar 2016).
+    """
     mine = Counter(qa(answer).split())
     size, best = mine.total(), 0.0
     for gold in golds:

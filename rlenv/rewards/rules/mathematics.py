@@ -1,11 +1,9 @@
 """Rules for answers of mathematics: `math_equal`, the scoring of verl and SkyRL, and that of reasoning-gym.
 
-Mathematical equality in processes that can be killed.
-
-What goes wrong is told apart by whose it is. An answer that uses up its processor time or memory, or that brings
-its process down, is a wrong one. An accepted answer that does so is a fault of the data. A process that has no
-processor (stopped, starved) or that somebody ends says nothing about the answer: the comparison is made again in
-another process, and where that does not go either, nothing is known.
+Expressions are compared in processes that can be killed, and what goes wrong is told apart by whose it is. An answer
+that uses up its processor time or memory, or that brings its process down, is a wrong one. An accepted answer that does
+so is a fault of the data. A process that has no processor (stopped, starved) or that somebody ends says nothing about
+the answer: the comparison is made again in another process, and where that does not go either, nothing is known.
 """
 
 from __future__ import annotations
@@ -131,27 +129,27 @@ class MathWorkers:
             raise raised[0]
 
 
+_ENDS: Final = {
+    "used_up": "takes more than {:g} s of processor time",
+    "memory": "takes more memory than there is",
+    "crash": "brings down the process that reads it",
+}
+
+
+def _ended(said: Mapping[str, Any], limit_s: float) -> str:
+    return next((why.format(limit_s) for key, why in _ENDS.items() if said.get(key)), "")
+
+
 def _verdict(said: Mapping[str, Any], limit_s: float) -> Equality:
-    if said.get("used_up"):
-        return Equality(False, f"not decided within {limit_s:g} s of processor time")
-    if said.get("memory"):
-        return Equality(False, "it takes more memory than there is to compare")
-    if said.get("crash"):
-        return Equality(False, "it brings down the process that reads it")
-    note = said.get("error") or ("cannot be read as one expression" if said.get("unreadable") else "")
-    return Equality(bool(said.get("equal")), note)
+    unread = "cannot be read as one expression" if said.get("unreadable") else ""
+    return Equality(bool(said.get("equal")), _ended(said, limit_s) or said.get("error") or unread)
 
 
 def _refuse(said: Mapping[str, Any], golds: Sequence[str], limit_s: float) -> None:
     """Raises RewardError where an accepted answer cannot be compared with."""
     gold = said.get("gold", golds[0] if golds else "")
-    for key, why in (
-        ("used_up", f"takes more than {limit_s:g} s"),
-        ("memory", "takes more memory than there is"),
-        ("crash", "brings down the process that reads it"),
-    ):
-        if said.get(key):
-            raise UnfitGold(f"expect: reading the gold value {gold!r:.80} {why}")
+    if why := _ended(said, limit_s):
+        raise UnfitGold(f"expect: reading the gold value {gold!r:.80} {why}")
     if said.get("unreadable"):
         raise UnfitGold(f"expect: the gold value {gold!r:.80} cannot be read as mathematics")
 
