@@ -56,10 +56,11 @@ def encodable(text: str) -> str:
     return text
 
 
-def size(value: Any, limit: int) -> int:
+def size(value: Any, limit: int, *, each: int = 0) -> int:
     """About how many characters `value` takes as JSON; looking ends past `limit`, so that it costs no more.
 
-    What is nested deeper than a JSON reader follows counts as over the limit.
+    Each list and mapping counts as `each` more. What is nested deeper than a JSON reader follows counts as
+    over the limit.
     """
     total = 0
     rest: list[tuple[Any, int]] = [(value, 0)]
@@ -74,13 +75,13 @@ def size(value: Any, limit: int) -> int:
         elif depth >= _MAX_DEPTH:
             return limit + 1
         elif isinstance(item, Mapping):
-            total += 2 + 4 * len(item)
+            total += 2 + each + 4 * len(item)
             if total <= limit:
                 for key, held in item.items():
                     total += len(key) if isinstance(key, str) else 8
                     rest.append((held, depth + 1))
         elif isinstance(item, (list, tuple, set, frozenset)):
-            total += 2 + 2 * len(item)
+            total += 2 + each + 2 * len(item)
             if total <= limit:
                 rest.extend((held, depth + 1) for held in item)
         else:

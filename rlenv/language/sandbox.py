@@ -24,13 +24,14 @@ _MAX_PRODUCT: Final = 10_000_000
 _MAX_POWER_BITS: Final = 100_000
 _MOST_WORK: Final = 65_536
 _FREE: Final = frozenset("length count first last default d truncate attr items".split())
-_QUICK: Final = dict.fromkeys("trim lower upper replace tojson string xmlattr join indent".split(), 16)
-_QUICK.update(urlencode=8, format=4, pprint=4)  # so many characters for one unit
+_QUICK: Final = dict.fromkeys("trim lower upper replace tojson string indent".split(), 16)
+_QUICK.update(join=8, urlencode=8, xmlattr=4, format=4, pprint=4)  # so many characters for one unit
 _AT_ONCE: Final = frozenset("startswith endswith find rfind index rindex count encode".split())
 _FROM_THE_END: Final = frozenset("rfind rindex rsplit rpartition".split())
 _WIDE: Final = frozenset("center indent ljust rjust zfill expandtabs format".split())
-_MEASURED: Final = _WIDE | _FROM_THE_END | frozenset("batch slice round urlize replace join sum".split())
+_MEASURED: Final = _WIDE | _FROM_THE_END | frozenset("batch slice round urlize replace join sum wordwrap".split())
 _BY_PART: Final = frozenset("groupby sort min max sum unique selectattr rejectattr".split())  # as with attribute=…
+_BY_ITEM: Final = _BY_PART | frozenset("batch dictsort list map random reject reverse select slice".split())
 _STARRED: Final = re.compile(r"\{[^{}]*\{|%[^%a-z]*\*")  # a width that stands among the arguments
 _WIDTHS: Final = re.compile(r"%(?:\([^()]*\))?([-+ #.\d]*)|\{[^{}:]*:([^{}]*)\}")
 _CLOSING: Final = re.compile(r"(?:[)>.,\n]|&gt;){9,}")  # which urlize looks at again from each of its signs
@@ -57,40 +58,38 @@ class Effort:
     def filter(self, value: Any, given: Sequence[Any], *, name: str) -> None:
         """A filter of Jinja; one that is quick takes a sixteenth of the time."""
         rate = _QUICK.get(name, 1)
-        self.spend(name, sum(map(_digits, (value, *given))))
+        units = (4 if name in ("tojson", "urlize") else 1) + _digits(value, given)
         if name not in _FREE and isinstance(value, (str, bytes)):
-            self.spend(name, len(value) // rate)
+            units += len(value) // rate
         elif name not in _FREE and isinstance(value, _LISTS):
-            self.spend(name, len(value) // min(rate, 4) * (4 if given and name in _BY_PART else 1))
-            self.spend(name, size(value, rate * self.left) // rate if rate > 1 else 0)  # which write all of it
-        self.spend(name, 1 + _written(name, value, given))
+            units += 2 if name in _BY_ITEM else self._whole(value, rate)
+            units += len(value) * (4 if given and name in _BY_PART else 2 if name == "dictsort" else 1) // min(rate, 4)
+        self.spend(name, units)
+        self.spend(name, _written(name, value, given))
 
     def call(self, function: Any, given: Sequence[Any]) -> None:
-        """A call, such as of a text's method."""
+        """A call, such as of a text's method, or of a macro."""
         function = getattr(function, "__wrapped__", function)  # of the sandbox's own `format`
-        owner, name, units = getattr(function, "__self__", None), getattr(function, "__name__", "a call"), 2
-        self.spend(name, sum(map(_digits, (owner, *given))))
+        owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "a call")
+        self.spend(name, (10 if isinstance(function, jinja2.runtime.Macro) else 5) + _digits(owner, given))
+        self.spend(name, self._whole(given[0]) if name == "join" and given else 0)
         if isinstance(owner, (str, bytes, list, tuple)):
             self.spend(name, len(owner) // (256 if name in _AT_ONCE else 1 if name == "format" else 16))
-            units += _written(name, owner, given)
-        if name == "join" and given:
-            self.spend(name, len(given[0]) // 4 if isinstance(given[0], _LISTS) else 0)
-            units += size(given[0], 16 * self.left) // 16
-        self.spend(name, units)
+            self.spend(name, _written(name, owner, given))
+
+    def _whole(self, value: Any, rate: int = 16) -> int:
+        """The units of writing all of a value: one for each list in it, and for so many characters."""
+        return size(value, rate * self.left, each=rate) // rate
 
     def test(self, value: Any, given: Sequence[Any] = ()) -> None:
         """A test or an operator that goes over its operands, such as `in`."""
-        self.spend("an operator", 1)
-        for one in (value, *given):
-            if isinstance(one, (str, bytes)):
-                self.spend("an operator", len(one) // 256)
-            elif isinstance(one, (list, tuple)):
-                self.spend("an operator", len(one) // 16)
+        sized = [one for one in (value, *given) if isinstance(one, (str, bytes, list, tuple))]
+        self.spend("an operator", 1 + sum(len(one) // (256 if isinstance(one, (str, bytes)) else 16) for one in sized))
 
     def write(self, value: Any) -> None:
         """A value that is written once more, as in a loop."""
         if isinstance(value, (list, tuple, set, frozenset, dict)):  # no view of an author's, which may ask a server
-            self.spend("a value", size(value, 16 * self.left) // 16)
+            self.spend("a value", self._whole(value))
         else:
             self.test(value)
 
@@ -109,9 +108,9 @@ class Effort:
             yield value
 
 
-def _digits(value: Any) -> int:
-    """The digits that a decimal number has beyond those that it holds: `1e999999`, as an integer, has a million."""
-    return abs(value.adjusted()) if isinstance(value, Decimal) and value.is_finite() else 0
+def _digits(value: Any, given: Sequence[Any]) -> int:
+    """The digits that decimal numbers have beyond those that they hold: `1e999999`, as an integer, has a million."""
+    return sum([abs(one.adjusted()) for one in (value, *given) if isinstance(one, Decimal) and one.is_finite()])
 
 
 def _written(name: str, value: Any, given: Sequence[Any]) -> int:
@@ -119,9 +118,8 @@ def _written(name: str, value: Any, given: Sequence[Any]) -> int:
     if name not in _MEASURED:
         return 0
     if name == "sum":  # of lists, each of which is copied for each that follows
-        return (
-            len(value) ** 2 // 1024 if isinstance(value, _LISTS) and any(isinstance(one, list) for one in given) else 0
-        )
+        is_joined = isinstance(value, _LISTS) and any(isinstance(one, list) for one in given)
+        return len(value) ** 2 // 1024 if is_joined else 0
     numbers = sum(abs(one) if isinstance(one, int) else len(one) for one in given if isinstance(one, (int, str)))
     if name in ("batch", "slice", "round"):
         return numbers
@@ -132,6 +130,9 @@ def _written(name: str, value: Any, given: Sequence[Any]) -> int:
     if name in _WIDE:
         lines = value.count("\n") + value.count("\t") + 1 if name in ("indent", "expandtabs") else 1
         return lines * (numbers + 4) // 16
+    if name == "wordwrap":  # by lines too
+        width = max([one for one in given if type(one) is int], default=79)
+        return len(str(value)) // 2 + 16 * len(str(value)) // max(width, 1)
     if name == "urlize":
         return sum(len(run) ** 2 for run in _CLOSING.findall(str(value))) // 50
     if name in _FROM_THE_END and given and isinstance(given[0], (str, bytes)):
@@ -217,7 +218,8 @@ def _work(context: Any) -> Effort:
 
 def _pay(node: nodes.Node, *, is_looped: bool) -> None:
     if isinstance(node, nodes.For):
-        held = sum(1 for part in node.body for _ in part.find_all(nodes.Expr))
+        found = (one for part in node.body for one in part.find_all(nodes.Expr))
+        held = sum(4 if isinstance(one, nodes.Getattr) else 1 for one in found)  # whose safety is looked at
         node.iter = _paid(node.iter, "(loop)", nodes.Const(2 + held // 3))
     elif isinstance(node, nodes.Compare):
         node.expr = _paid(node.expr)
@@ -253,25 +255,22 @@ def _paying(function: Any, pay: Callable[..., None]) -> Callable[..., Any]:
         work = _work(context)
         pay(work, value, (*args, *kwargs.values()))
         value = work.loop(value, 1) if isinstance(value, Generator) else value  # of the filter before
-        if wanted:
-            return function(getattr(context, part) if part else context, value, *args, **kwargs)
-        return function(value, *args, **kwargs)
+        first = (getattr(context, part) if part else context,) if wanted else ()
+        return function(*first, value, *args, **kwargs)
 
     return paying
 
 
-@jinja2.pass_context
-def _looked(context: Any, value: Any) -> Any:
-    if not (isinstance(value, str) and len(value) < 256):
-        _work(context).test(value)
-    return value
+def _watching(pay: Callable[[Effort, Any], None]) -> Callable[..., Any]:
+    """A filter that pays for a value, where that is no short text, and leaves it as it is."""
 
+    @jinja2.pass_context
+    def watching(context: Any, value: Any) -> Any:
+        if not (isinstance(value, str) and len(value) < 256):
+            pay(_work(context), value)
+        return value
 
-@jinja2.pass_context
-def _rewritten(context: Any, value: Any) -> Any:
-    if not (isinstance(value, str) and len(value) < 256):
-        _work(context).write(value)
-    return value
+    return watching
 
 
 unbounded = Sandbox(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
@@ -279,7 +278,7 @@ unbounded.filters["boxed"] = boxed
 _bounded = _Bounded(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
 _bounded.filters |= {name: _paying(one, partial(Effort.filter, name=name)) for name, one in unbounded.filters.items()}
 _bounded.tests |= {name: _paying(one, Effort.test) for name, one in unbounded.tests.items()}
-_bounded.filters |= {"(look)": _looked, "(write)": _rewritten}
+_bounded.filters |= {"(look)": _watching(Effort.test), "(write)": _watching(Effort.write)}
 _bounded.filters["(loop)"] = jinja2.pass_context(lambda context, *given: _work(context).loop(*given))
 
 
