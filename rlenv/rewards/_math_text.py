@@ -79,12 +79,11 @@ _UNIT_WORDS = {word: unit for unit, words in _UNITS.items() for word in (unit, *
 _TIMES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _POWERS = {"square": "2", "squared": "2", "sq": "2", "cubic": "3", "cubed": "3", "cu": "3"}
 LETTERS = frozenset("cghlmst")
-_NO_UNIT = frozenset("and but incorrect it no nor not or so wrong e i".split())
 _UNIT = re.compile(
     rf"(?:{_MARKED}(?P<marked>(?:[^{{}}]|\{{\d\}}){{1,60}})\}}|(?<![\\A-Za-z])(?P<raw>[A-Za-z][A-Za-z./ ]{{0,60}})"
     r"|(?P<sign>[€£¥¢]|\^\{\\circ\}))\s*(?:\^\s*\{?\s*(?P<power>[23])\s*\}?)?\Z"
 )
-_UNIT_WORD = re.compile(r"[^\W\d_]+[23]?|[/°$€£¥¢]")
+_UNIT_WORD = re.compile(r"(?!(?:and|but|e|i|incorrect|it|no|nor|not|or|so|wrong)\Z)[^\W\d_]+[23]?|[/°$€£¥¢]")
 _ENDED = re.compile(r"[\w)}\]]\Z")
 _NAMES = re.compile(r"(?<![\\A-Za-z])[A-Za-z]")
 _SUM = re.compile(r"[\w)}\]]\s*[+-]")
@@ -293,9 +292,7 @@ def split_unit(
         if not words or not all(map(_UNIT_WORD.fullmatch, words)) or before.isupper() or _has_words(before):
             break
         allowed = letters if beside or before != text[: found.start()] else frozenset[str]()
-        if _ENDED.search(before) is None or not _NO_UNIT.isdisjoint(words):
-            break
-        if found["raw"] and not (plain and _are_units(before, words, allowed)):
+        if _ENDED.search(before) is None or (found["raw"] and not (plain and _are_units(before, words, allowed))):
             break
         number = plain_number(before)
         for factor in (_TIMES[word] for word in words if word in _TIMES):
