@@ -58,7 +58,7 @@ async def diagnose(path: str | os.PathLike[str], *, set: Mapping[str, Any] | Non
     lacks = await asyncio.gather(*(requirement.probe() for requirement, _ in needed.values()))
     pairs = zip(needed.items(), lacks, strict=True)
     found = [Need(what, ", ".join(dict.fromkeys(places)), redact(wrong)) for (what, (_, places)), wrong in pairs]
-    found += _compiled(loaded)
+    found += _compile_kinds(loaded)
     return tuple(found)
 
 
@@ -68,7 +68,7 @@ def _requirements(loaded: LoadedSpec) -> Iterator[tuple[str, Requirement]]:
         for name in names_in(text):
             yield ".".join(map(str, path)), variable(name)
     for endpoint, entry in spec.endpoints.items():
-        yield from _address(f"endpoints.{endpoint}", entry.base_url)
+        yield from _server_address(f"endpoints.{endpoint}", entry.base_url)
     groups: tuple[tuple[registry.Group, Mapping[str, Any]], ...] = (
         ("resources", spec.resources),
         ("tools", spec.tools),
@@ -86,10 +86,10 @@ def _requirements(loaded: LoadedSpec) -> Iterator[tuple[str, Requirement]]:
                     continue  # found above
             url = getattr(entry, "url", None)
             if isinstance(url, str):
-                yield from _address(place, url)
+                yield from _server_address(place, url)
 
 
-def _address(place: str, url: str) -> Iterator[tuple[str, Requirement]]:
+def _server_address(place: str, url: str) -> Iterator[tuple[str, Requirement]]:
     """The server of a url that does not depend on the call."""
     try:
         found = _ADDRESS.match(resolve(url))
@@ -102,7 +102,7 @@ def _address(place: str, url: str) -> Iterator[tuple[str, Requirement]]:
             return
 
 
-def _compiled(loaded: LoadedSpec) -> list[Need]:
+def _compile_kinds(loaded: LoadedSpec) -> list[Need]:
     try:
         with leave_open():  # variables have been looked at
             compile_parts(loaded, Environment)
@@ -139,7 +139,7 @@ def check_environment(
         name=name,
         dialogues=dialogues,
         seed=seed,
-        real=list(_played(environment)),
+        real=list(_play_dialogues(environment)),
         verdict=judge_environment(environment, make),
         with_tools=environment.has_tools,
         with_users=environment.parts.simulated is not None,
@@ -153,7 +153,7 @@ async def _prompts(environment: Environment) -> Prompts:
     return prompts
 
 
-def _played(environment: Environment) -> Iterator[Dialogue]:
+def _play_dialogues(environment: Environment) -> Iterator[Dialogue]:
     """Dialogues of an environment: up to 20 tasks of its first split, played by its oracle; none without one."""
     if not environment.spec.oracle:
         return

@@ -15,7 +15,7 @@ from typing import Any, Final
 from rlenv._base.paths import RefusedPath, finder, is_file, is_folder, names_in
 from rlenv._base.text import did_you_mean, nearest, strings_in
 from rlenv.checks.odd_rows import asked_of, odd_documents, odd_ids
-from rlenv.checks.subject import MAX_ROWS, PATTERNS, Subject, all_golds, filled, gold_columns, gold_term
+from rlenv.checks.subject import MAX_ROWS, PATTERNS, Subject, all_golds, fill_template, gold_columns, gold_term
 from rlenv.episodes.compile import bases_of, entry_fault
 from rlenv.errors import Finding, UsageError
 from rlenv.images import UnreadableImage, image_of, listed, mime_of
@@ -46,22 +46,22 @@ def check_files(subject: Subject) -> Iterator[Finding]:
     for index, root in enumerate(subject.loaded.roots):
         if not is_folder(root):
             message = f"there is no folder '{subject.loaded.spec.roots[index]}'"
-            yield subject.document.fault(f"roots.{index}", message, _near(root, subject.loaded.spec.roots[index]))
+            yield subject.document.fault(f"roots.{index}", message, _hint(root, subject.loaded.spec.roots[index]))
     for index, source in enumerate(subject.loaded.spec.prompt.images):
-        yield from _image(subject, f"prompt.images.{index}", source)
+        yield from _check_image(subject, f"prompt.images.{index}", source)
     for name, spec in subject.loaded.spec.resources.items():
         if name not in subject.resources:
             continue  # it does not compile, which is reported
         for key in _KEYS:
             value = getattr(spec, key, None)
             if isinstance(value, str):
-                yield from _file(subject, f"resources.{name}.{key}", value, kind=spec.kind)
+                yield from _check_file(subject, f"resources.{name}.{key}", value, kind=spec.kind)
     for name, reward in subject.loaded.spec.rewards.items():
         if reward.kind == "workspace" and isinstance(tests := getattr(reward, "tests", None), str):
-            yield from _file(subject, f"rewards.{name}.tests", tests, kind="workspace")
+            yield from _check_file(subject, f"rewards.{name}.tests", tests, kind="workspace")
     for name, one in subject.resources.items():
         check: Any = getattr(one, "check_row", None)
-        for row, where in _placed(subject) if check is not None else ():
+        for row, where in _rows_with_places(subject) if check is not None else ():
             try:
                 check(row, subject.loaded.spec.vars)
             except UsageError as error:
@@ -70,14 +70,14 @@ def check_files(subject: Subject) -> Iterator[Finding]:
                 break
 
 
-def _placed(subject: Subject) -> Iterator[tuple[Mapping[str, Any], str]]:
+def _rows_with_places(subject: Subject) -> Iterator[tuple[Mapping[str, Any], str]]:
     """Each row, and where it stands, in words that follow a message."""
     for split in subject.splits.values():
         for index, row in enumerate(split.rows):
             yield row, f" (row {index + 1} of split '{split.name}')"
 
 
-def _image(subject: Subject, path: str, source: str) -> Iterator[Finding]:
+def _check_image(subject: Subject, path: str, source: str) -> Iterator[Finding]:
     """The first image of some row that is no file, no data URL and no image of a resource."""
     try:
         template = compile_template(source)
@@ -88,7 +88,7 @@ def _image(subject: Subject, path: str, source: str) -> Iterator[Finding]:
     constants = subject.loaded.spec.vars
     find = finder(template, base=subject.loaded.base_of(path), roots=subject.loaded.roots, vars=constants)
     seen: set[str] = set()
-    for row, where in _placed(subject) if "task" in template.names else [({}, "")]:
+    for row, where in _rows_with_places(subject) if "task" in template.names else [({}, "")]:
         try:
             value = template.value(task=row, vars=subject.loaded.spec.vars)
         except TemplateError:
@@ -108,12 +108,12 @@ def _image(subject: Subject, path: str, source: str) -> Iterator[Finding]:
                 return
             except UnreadableImage as error:
                 found = f"'{one[:60]}'" if isinstance(one, str) else f"a {type(one).__name__}"
-                hint = _near(subject.loaded.base_of(path) / one, one) if isinstance(one, str) and len(one) < 256 else ""
+                hint = _hint(subject.loaded.base_of(path) / one, one) if isinstance(one, str) and len(one) < 256 else ""
                 yield subject.document.fault(path, f"{found} is no image{where}: {error}", hint)
                 return
 
 
-def _file(subject: Subject, path: str, value: str, *, kind: str) -> Iterator[Finding]:
+def _check_file(subject: Subject, path: str, value: str, *, kind: str) -> Iterator[Finding]:
     try:
         template = compile_template(value)
     except TemplateError:
@@ -121,7 +121,7 @@ def _file(subject: Subject, path: str, value: str, *, kind: str) -> Iterator[Fin
     loaded = subject.loaded
     find = finder(template, base=loaded.base_of(path), roots=loaded.roots, vars=loaded.spec.vars)
     is_folder_key = kind in _FOLDERS
-    for written, where in _written(subject, template):
+    for written, where in _written_paths(subject, template):
         try:
             file = find(written)
         except RefusedPath as error:
@@ -129,7 +129,7 @@ def _file(subject: Subject, path: str, value: str, *, kind: str) -> Iterator[Fin
             return
         if not (is_folder(file) if is_folder_key else is_file(file)):
             message = f"there is no {'folder' if is_folder_key else 'file'} '{written[:200]}'{where}"
-            yield subject.document.fault(path, message, _near(file, written))
+            yield subject.document.fault(path, message, _hint(file, written))
             return
         if kind == "sqlite" and path.endswith(".path") and not _is_database(file):
             message = f"'{written}' is no SQLite database{where}"
@@ -137,14 +137,14 @@ def _file(subject: Subject, path: str, value: str, *, kind: str) -> Iterator[Fin
             return
 
 
-def _written(subject: Subject, template: Template) -> Iterable[tuple[str, str]]:
+def _written_paths(subject: Subject, template: Template) -> Iterable[tuple[str, str]]:
     """Each path that some row gives, with the first row that gives it."""
     constants: Mapping[str, Any] = subject.loaded.spec.vars
     found: dict[str, str] = {}
     try:
         if "task" not in template.names:
             return [(template.text(vars=constants), "")]
-        for row, where in _placed(subject):
+        for row, where in _rows_with_places(subject):
             found.setdefault(template.text(task=row, vars=constants), where)
     except TemplateError:
         return []  # reported with the templates
@@ -160,7 +160,7 @@ def _is_database(file: Path) -> bool:
     return start in (_SQLITE_MAGIC, b"")
 
 
-def _near(file: Path, written: str) -> str:
+def _hint(file: Path, written: str) -> str:
     close = nearest(file.name, names_in(file.parent))
     if close:
         return f"did you mean '{written.removesuffix(file.name)}{close}'?"
@@ -194,9 +194,9 @@ def check_stores(subject: Subject) -> Iterator[Finding]:
     loaded = subject.loaded
     for name, spec in loaded.spec.tools.items():
         if spec.kind == "search":
-            yield from _corpus(subject, f"tools.{name}", spec)
+            yield from _check_corpus(subject, f"tools.{name}", spec)
     yield from odd_ids(subject)
-    yield from _machines(subject)
+    yield from _check_machines(subject)
     sources = {path.absolute() for name in subject.splits for _, path in task_files(loaded, name)}
     for name, resource in loaded.spec.resources.items():
         copied = getattr(resource, "path", None) if resource.kind in _FOLDERS else None
@@ -206,7 +206,7 @@ def check_stores(subject: Subject) -> Iterator[Finding]:
             yield subject.say("gold-in-prompt/folder", f"resources.{name}.path", held.name)
 
 
-def _machines(subject: Subject) -> Iterator[Finding]:
+def _check_machines(subject: Subject) -> Iterator[Finding]:
     """What tests compare with, in the machine or the folder that the policy works in, and files that they never see."""
     loaded, prompt = subject.loaded, next((one.texts[0][:20_000] for one in asked_of(subject) if one.texts), "")
     for name, one in loaded.spec.resources.items():
@@ -217,16 +217,16 @@ def _machines(subject: Subject) -> Iterator[Finding]:
             tests = str(getattr(reward, "tests", None) or "").partition("{")[0]
             if tests and (loaded.base_of(f"rewards.{key}.tests") / tests).absolute().is_relative_to(folder.absolute()):
                 shown.append(tests)
-            command = filled(subject, f"{getattr(reward, 'command', '')} {getattr(reward, 'collect', '')}")
+            command = fill_template(subject, f"{getattr(reward, 'command', '')} {getattr(reward, 'collect', '')}")
             paths = {*PATTERNS.path.findall(str(getattr(one, "setup", None)))} & {*PATTERNS.path.findall(command)}
             shown += sorted(path for path in paths if path not in prompt and PATTERNS.of_tests.search(path))
             if getattr(reward, "kind", "") == "workspace" and getattr(reward, "resource", "") == name:
-                yield from _unseen(subject, key, reward, one, command, prompt)
+                yield from _lost_files(subject, key, reward, one, command, prompt)
         if shown:
             yield subject.say("gold-in-prompt/machine", f"resources.{name}", shown[0], at="key")
 
 
-def _unseen(subject: Subject, key: str, reward: Any, machine: Any, command: str, prompt: str) -> Iterator[Finding]:
+def _lost_files(subject: Subject, key: str, reward: Any, machine: Any, command: str, prompt: str) -> Iterator[Finding]:
     """A file that the prompt asks for and tests read elsewhere, or where nothing of the episode is kept."""
     cwd, asked = machine.cwd or ("/" if machine.image else "/app"), {*PATTERNS.written_to.findall(prompt)}
     paths, is_plain = PATTERNS.path.findall(command), not (reward.tests or machine.image or "{" in str(machine.cwd))
@@ -259,7 +259,7 @@ def _unseen(subject: Subject, key: str, reward: Any, machine: Any, command: str,
                 return
 
 
-def _corpus(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Finding]:
+def _check_corpus(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Finding]:
     """A column that no document has; a title and an id may be missing, but not where the spec names their columns."""
     document, fields = subject.document, getattr(spec, "columns", None)
     try:
@@ -290,10 +290,10 @@ def _corpus(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Finding]:
             return
 
 
-def _function(subject: Subject, name: str, entry: Any) -> Iterator[Finding]:
+def _check_function(subject: Subject, name: str, entry: Any) -> Iterator[Finding]:
     """A tool's own Python function beside its entry: parameters, types, what it raises and what it changes."""
     path, inject = f"tools.{name}", tuple(getattr(entry, "inject", ()))
-    node = next(iter(_reached(subject, path, str(getattr(entry, "function", "")))), None)
+    node = next(iter(_reached_definitions(subject, path, str(getattr(entry, "function", "")))), None)
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return
     names = [one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
@@ -327,16 +327,16 @@ def _function(subject: Subject, name: str, entry: Any) -> Iterator[Finding]:
             break
     for broad in [one for one in _BROAD if one in entry.errors][:1]:
         yield subject.say("odd-policy/broad-errors", f"{path}.errors", broad, at="key")
-    if raises := _undeclared(node, entry.errors):
+    if raises := _undeclared_exception(node, entry.errors):
         yield subject.say("odd-policy/undeclared-error", f"{path}.function", raises)
-    changed = {_root(part) for statement in ast.walk(node) for part in _changes(statement)}
+    changed = {_root_name(part) for statement in ast.walk(node) for part in _changed_expressions(statement)}
     if (shared := sorted(changed & {*inject} & {*subject.loaded.spec.resources})) and not entry.mutates:
         yield subject.say("odd-policy/undeclared-change", f"{path}.function", shared[0])
     usual = dict(zip(reversed(node.args.args), reversed(node.args.defaults), strict=False))
     lasting = {arg.arg for arg, value in usual.items() if isinstance(value, ast.List | ast.Dict | ast.Set)}
     lasting |= {one for part in ast.walk(node) if isinstance(part, ast.Global) for one in part.names}
     own = {*names, *(one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store))}
-    counted = {_root(one.target) for one in ast.walk(node) if isinstance(one, ast.AugAssign)}
+    counted = {_root_name(one.target) for one in ast.walk(node) if isinstance(one, ast.AugAssign)}
     # What does not mutate may keep what it has found, and counts nothing.
     kept = sorted((changed | counted if entry.mutates else counted | (changed & lasting)) - (own - lasting) - {""})
     # What the file imports has functions of such names too: os.remove, np.append.
@@ -353,10 +353,10 @@ def check_code(subject: Subject) -> Iterator[Finding]:
             yield subject.say("same-description/function", f"tools.{name}", seen[key], at="key")
     for name, entry in subject.loaded.spec.tools.items():
         if entry.kind == "python" and name != subject.loaded.spec.answer.tool:  # which is not run
-            yield from _function(subject, name, entry)
+            yield from _check_function(subject, name, entry)
     for path, place in strings_in(subject.document.data, ()):
         if path[0] in ("tools", "resources", "rewards", "user") and path[-1] == "function":
-            nodes = _reached(subject, ".".join(map(str, path[:-1])), place)
+            nodes = _reached_definitions(subject, ".".join(map(str, path[:-1])), place)
             message, hint, code = next(_oddities(subject, str(path[0]), nodes), ("", "", "")) if nodes else ("", "", "")
             if message:
                 yield subject.document.warning(path, f"the function {message}", hint, code)
@@ -384,7 +384,7 @@ def _oddities(subject: Subject, group: str, nodes: Sequence[_Definition]) -> Ite
             is_paid = isinstance(value, ast.Constant) and isinstance(value.value, int | float) and value.value > 0
             if is_paid if group == "rewards" else is_none and group != "user":
                 yield f"makes a result of every bug (except {broad})", "name what is meant to fail", "odd-policy"
-        if isinstance(one, ast.Compare) and isinstance(one.ops[0], ast.Eq) and (column := _unequal(subject, one)):
+        if isinstance(one, ast.Compare) and isinstance(one.ops[0], ast.Eq) and (column := _non_text(subject, one)):
             message = f"compares the answer, a text, with task['{column}'], which is none: they never are equal"
             yield message, f"write str(task['{column}'])", "never-pays"
     arguments = getattr(nodes[0], "args", ast.arguments([], [], None, [], [], None, []))
@@ -394,7 +394,7 @@ def _oddities(subject: Subject, group: str, nodes: Sequence[_Definition]) -> Ite
         yield f"never reads '{lost[0]}': it is the same for every task", "read it, or take it out", "unread-parameter"
 
 
-def _unequal(subject: Subject, node: ast.Compare) -> str:
+def _non_text(subject: Subject, node: ast.Compare) -> str:
     """The column of no texts that the answer is compared with as it is; "" for none."""
     sides = [ast.unparse(side) for side in (node.left, *node.comparators)]
     column = next((match[1] for side in sides if (match := PATTERNS.of_task.fullmatch(side))), "")
@@ -403,7 +403,7 @@ def _unequal(subject: Subject, node: ast.Compare) -> str:
     return column if is_answer and values and not any(isinstance(value, str) for value in values) else ""
 
 
-def _reached(subject: Subject, path: str, place: str) -> list[_Definition]:
+def _reached_definitions(subject: Subject, path: str, place: str) -> list[_Definition]:
     """The function or class behind `file.py:name` and those of its file that it names; [] where it cannot be read."""
     file, _, name = place.partition(":")
     try:
@@ -418,7 +418,7 @@ def _reached(subject: Subject, path: str, place: str) -> list[_Definition]:
     return [defined[one] for one in reached]
 
 
-def _undeclared(node: ast.AST, declared: Iterable[str]) -> str:
+def _undeclared_exception(node: ast.AST, declared: Iterable[str]) -> str:
     """A built-in exception that a function raises, does not catch, and its entry does not declare; "" for none."""
     tried = [one for one in ast.walk(node) if isinstance(one, ast.Try) and one.handlers]
     caught = {part for one in tried for statement in one.body for part in ast.walk(statement)}
@@ -432,7 +432,7 @@ def _undeclared(node: ast.AST, declared: Iterable[str]) -> str:
     return ""
 
 
-def _changes(node: ast.AST) -> Iterator[ast.expr]:
+def _changed_expressions(node: ast.AST) -> Iterator[ast.expr]:
     """The expressions that a statement changes in place."""
     if isinstance(node, (ast.Assign, ast.Delete)):
         yield from (one for one in node.targets if isinstance(one, (ast.Subscript, ast.Attribute)))
@@ -442,7 +442,7 @@ def _changes(node: ast.AST) -> Iterator[ast.expr]:
         yield node.func.value
 
 
-def _root(node: ast.expr) -> str:
+def _root_name(node: ast.expr) -> str:
     while isinstance(node, (ast.Attribute, ast.Subscript)):
         node = node.value
     return node.id if isinstance(node, ast.Name) else ""

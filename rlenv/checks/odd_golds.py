@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from rlenv._base.text import did_you_mean, nearest
 from rlenv.checks.odd_rows import RenderedPrompts, asked_of
-from rlenv.checks.odd_terms import asked_numbers, asked_shapes
+from rlenv.checks.odd_terms import check_asked_numbers, check_asked_shapes
 from rlenv.checks.subject import PATTERNS, WORDS, Subject, all_golds, demands, fixed_text, gives_away, has_gold
 from rlenv.errors import Finding, RlenvError
 from rlenv.language.kinds import gold_in
@@ -33,7 +33,7 @@ _Given = Iterator[tuple[Any, ...]]  # keys of odd.toml, each with what it is giv
 def check_golds(subject: Subject) -> Iterator[Finding]:
     """Warnings of golds beside prompts."""
     if (asked := asked_of(subject)) and asked[0].texts:
-        yield from _keys(subject, f"{fixed_text(subject)} {asked[0].texts[0]}")
+        yield from _check_keys(subject, f"{fixed_text(subject)} {asked[0].texts[0]}")
     for term in subject.terms:
         path = at if (at := subject.gold_at(term)).count(".") > 1 else f"rewards.{term.name}"
         seen: dict[str, set[str]] = {}
@@ -45,24 +45,24 @@ def check_golds(subject: Subject) -> Iterator[Finding]:
                 yield from _outliers(subject, path, one, pairs)
             given = [gold for _, gold in pairs]
             for code, odd in (
-                ("odd-gold", _forms(subject, term, one, pairs)),
-                ("odd-gold", asked_numbers(subject, term, given)),
-                ("odd-gold", _labels(term, one, pairs)),
-                ("odd-gold", _beyond(term, one, pairs)),
-                ("gold-in-prompt", _given_away(one, pairs)),
-                ("wrong-gold", _against(one, pairs)),
-                ("constant-gold", _few(one, pairs, seen)),
+                ("odd-gold", _check_forms(subject, term, one, pairs)),
+                ("odd-gold", check_asked_numbers(subject, term, given)),
+                ("odd-gold", _check_labels(term, one, pairs)),
+                ("odd-gold", _check_letters(term, one, pairs)),
+                ("gold-in-prompt", _check_given_away(one, pairs)),
+                ("wrong-gold", _check_arithmetic(one, pairs)),
+                ("constant-gold", _check_constants(one, pairs, seen)),
             ):
                 for message, hint in odd if pairs and one.texts else ():
                     yield subject.document.warning(path, message, hint, code, at="value" if path == at else "key")
 
 
-def _forms(subject: Subject, term: Term, one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> _Odd:
+def _check_forms(subject: Subject, term: Term, one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> _Odd:
     """A gold value of another form, unit or choice than the prompt asks for."""
     rule, fixed = getattr(term.spec, "rule", ""), fixed_text(subject)
     golds = [gold for _, gold in pairs if len(gold) <= _MOST]
     sentences = [sentence for sentence in demands(subject) if PATTERNS.asks.search(sentence)]
-    yield from asked_shapes(subject, rule, golds)
+    yield from check_asked_shapes(subject, rule, golds)
     is_text, is_folded = rule in ("exact_match", "f1", "contains"), getattr(term.spec, "normalise", "none") != "none"
     for sentence in sentences if is_text or rule == "numeric_match" else ():
         for wanted, fits in WORDS["forms"] if is_text else WORDS["forms"][-1:]:
@@ -70,7 +70,7 @@ def _forms(subject: Subject, term: Term, one: RenderedPrompts, pairs: Sequence[t
             if asked and (lost := [gold for gold in golds if re.fullmatch(fits, gold) is None]):
                 yield f"the prompt says '{asked[0]}', and a gold value is {lost[0][:40]!r}", "write both alike"
                 return
-    yield from _listed(subject, term, one, pairs)
+    yield from _check_choices(subject, term, one, pairs)
     for pattern, what in WORDS["marked"] if is_text else ():
         fitting = [gold for gold in golds if re.fullmatch(pattern, gold)]
         if 2 * len(fitting) > len(golds) and not {*re.findall(r"[\[({<\"*#\\]", fitting[0])} & {*one.texts[0]}:
@@ -95,11 +95,11 @@ def _singular(words: Iterable[str]) -> set[str]:
     return {re.sub(r"(?<=..)s$", "", word) for word in words}
 
 
-def _listed(subject: Subject, term: Term, one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> _Odd:
+def _check_choices(subject: Subject, term: Term, one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> _Odd:
     """A gold value that is none of the choices which the prompt asks for, or lists as most others are."""
     rule, is_folded = getattr(term.spec, "rule", ""), getattr(term.spec, "normalise", "none") != "none"
     golds = [(gold, gold.lower() if is_folded else gold, one.users[index]) for index, gold in pairs]
-    for words, choices in _lists(subject) if rule in ("exact_match", "contains", "numeric_match") else ():
+    for words, choices in _choices_in(subject) if rule in ("exact_match", "contains", "numeric_match") else ():
         known = {text.lower() if is_folded else text for text in choices}
         meets = {gold.lower() for gold, _, _ in golds} & {text.lower() for text in choices}
         others = [(gold, f"{fixed_text(subject)} {user}") for gold, text, user in golds if text not in known]
@@ -121,7 +121,7 @@ def _is_told(gold: str, known: set[str], text: str) -> bool:
     return is_several or re.search(rf"(?i)(?<!\w){re.escape(gold)}(?!\w)", text) is not None
 
 
-def _lists(subject: Subject) -> Iterator[tuple[str, list[str]]]:
+def _choices_in(subject: Subject) -> Iterator[tuple[str, list[str]]]:
     """The choices that a sentence asks for, with its words; and lists, at whose ends any few words may be a choice."""
     for found in [found for one in demands(subject) if PATTERNS.asks.search(one) and not PATTERNS.several.search(one)
                   for found in PATTERNS.choices.finditer(one)]:  # fmt: skip
@@ -138,7 +138,7 @@ def _lists(subject: Subject) -> Iterator[tuple[str, list[str]]]:
             yield "", [*map(" ".join, items[1:-1]), *few]
 
 
-def _beyond(term: Term, one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> _Odd:
+def _check_letters(term: Term, one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> _Odd:
     """Letters and numbers of options of which the row, or its prompt, has fewer."""
     golds, is_folded = {gold for _, gold in pairs}, getattr(term.spec, "normalise", "none") != "none"
     is_chosen = PATTERNS.of_option.search(one.texts[0]) is not None
@@ -162,7 +162,7 @@ def _beyond(term: Term, one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) 
         yield f"the gold value of row {lost[0][0] + 1} is {lost[0][1]!r}, and {lost[0][2]}", "mend the row"
 
 
-def _given_away(one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> _Odd:
+def _check_given_away(one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> _Odd:
     """A gold value that stands in its own prompt under a name for it, or in a column of remarks."""
     golds = {gold for _, gold in pairs}
     sure = [(index, gold) for index, gold in pairs if len(gold) > 1 or len(golds) > 2]
@@ -177,7 +177,7 @@ def _given_away(one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> _Odd:
             yield f"task.{column}, which the prompt shows, holds it in each row", "take it out of the prompt"
 
 
-def _against(one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> _Odd:
+def _check_arithmetic(one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> _Odd:
     """Golds that the arithmetic of their own prompt refutes, and golds that fit the prompt of the row beside them."""
     golds, values = dict(pairs), dict[int, float]()
     for index, gold in pairs:
@@ -207,7 +207,7 @@ def _against(one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> _Odd:
             yield f"row {row + 1} asks for what is {values[row]:g}, and its gold value is {golds[row]}", "mend the row"
 
 
-def _few(one: RenderedPrompts, pairs: Sequence[tuple[int, str]], seen: Mapping[str, set[str]]) -> _Odd:
+def _check_constants(one: RenderedPrompts, pairs: Sequence[tuple[int, str]], seen: Mapping[str, set[str]]) -> _Odd:
     """Golds that a constant meets nearly always, and sets of labels that two splits do not share."""
     name, counts = one.split.name, Counter(gold for _, gold in pairs)
     (most, count), labels = counts.most_common(1)[0], set(counts)
@@ -228,7 +228,7 @@ def _few(one: RenderedPrompts, pairs: Sequence[tuple[int, str]], seen: Mapping[s
             yield f"it is number {places.pop() + 1} of task.{column} in each row", "shuffle the choices"
 
 
-def _labels(term: Term, one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> _Odd:
+def _check_labels(term: Term, one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> _Odd:
     """Golds of a few classes that are written in two ways."""
     counts, folded = Counter(gold for _, gold in pairs), dict[str, str]()
     if getattr(term.spec, "rule", "") != "exact_match" or getattr(term.spec, "normalise", "") != "none":
@@ -266,7 +266,7 @@ def _outliers(subject: Subject, path: str, one: RenderedPrompts, pairs: Sequence
         yield subject.say("damaged-text/of-row", f"tasks.{name}", broken[0][0] + 1, name, broken[0][1], at="key")
 
 
-def _keys(subject: Subject, said: str) -> Iterator[Finding]:
+def _check_keys(subject: Subject, said: str) -> Iterator[Finding]:
     """Keys of the JSON that is compared, of which the prompt names some and not others."""
     row = next((row for split in subject.splits.values() for row in split.rows), {})
     for name, reward in subject.loaded.spec.rewards.items():
@@ -298,11 +298,11 @@ def check_relations(subject: Subject) -> Iterator[Finding]:
                 yield subject.say(key, path, *given, at="value" if path == at else "key")
     for split in subject.splits.values():
         for column in sorted(split.columns):
-            for key, *given in _values(column, [str(row.get(column)) for row in split.rows[:_MOST]]):
+            for key, *given in _check_values(column, [str(row.get(column)) for row in split.rows[:_MOST]]):
                 yield subject.say(key, f"tasks.{split.name}", *given, at="key")
 
 
-def _cut_off(subject: Subject, term: Term, one: RenderedPrompts, pairs: _Pairs) -> _Given:
+def _check_cut_off(subject: Subject, term: Term, one: RenderedPrompts, pairs: _Pairs) -> _Given:
     """A text that the prompt cuts before the gold value, which stands in it."""
     for column in [found[0] for found in PATTERNS.sliced.findall(str(subject.document.get("prompt")))]:
         held = [row for row, gold in pairs if len(gold) > 1 and gold in str(one.split.rows[row].get(column))]
@@ -311,7 +311,7 @@ def _cut_off(subject: Subject, term: Term, one: RenderedPrompts, pairs: _Pairs) 
             yield "cut-answer/in-prompt", column, len(lost), len(pairs)
 
 
-def _met_by_one(subject: Subject, term: Term, one: RenderedPrompts, pairs: _Pairs) -> _Given:
+def _check_tolerance(subject: Subject, term: Term, one: RenderedPrompts, pairs: _Pairs) -> _Given:
     """A tolerance within which one number meets nearly all gold values."""
     near, share = (getattr(term.spec, key, 0) or 0 for key in ("tolerance", "relative_tolerance"))
     values = sorted(float(value) for _, gold in pairs if (value := number(gold)) is not None)
@@ -325,7 +325,7 @@ def _met_by_one(subject: Subject, term: Term, one: RenderedPrompts, pairs: _Pair
         yield "any-answer/middle", f"{(met[0] + met[-1]) / 2:g}", count, len(values)
 
 
-def _worded(subject: Subject, term: Term, one: RenderedPrompts, pairs: _Pairs) -> _Given:
+def _check_wording(subject: Subject, term: Term, one: RenderedPrompts, pairs: _Pairs) -> _Given:
     """Golds that are a part of others, that end their questions, or that have more words than the prompt allows."""
     golds, rule = [gold for _, gold in pairs], getattr(term.spec, "rule", "")
     labels = sorted({*golds})
@@ -338,17 +338,17 @@ def _worded(subject: Subject, term: Term, one: RenderedPrompts, pairs: _Pairs) -
     said = " ".join(one for one in demands(subject) if not PATTERNS.of_parts.search(one))
     lengths = [len(gold.split()) for gold in golds]
     for found in PATTERNS.most_words.finditer(said) if rule in ("exact_match", "f1") else ():
-        if median(lengths) > counted(found[2]) - bool(found[1]) > 0:
+        if median(lengths) > number_of(found[2]) - bool(found[1]) > 0:
             yield "odd-gold/too-long", found[0], max(lengths)
             return
 
 
-def counted(text: str) -> int:
+def number_of(text: str) -> int:
     """The number that digits, or a word of `NUMBERS`, write."""
     return int(text) if text.isdecimal() else NUMBERS.index(text.lower())
 
 
-def _in_other_order(subject: Subject, term: Term, one: RenderedPrompts, pairs: _Pairs) -> _Given:
+def _check_order(subject: Subject, term: Term, one: RenderedPrompts, pairs: _Pairs) -> _Given:
     """Columns that a gold value has in another order than is asked for."""
     if getattr(term.spec, "rule", "") != "exact_match":
         return
@@ -360,7 +360,7 @@ def _in_other_order(subject: Subject, term: Term, one: RenderedPrompts, pairs: _
             yield "odd-gold/other-order", found[0], pairs[0][1][:40]
 
 
-def _of_other_language(subject: Subject, term: Term, one: RenderedPrompts, pairs: _Pairs) -> _Given:
+def _check_language(subject: Subject, term: Term, one: RenderedPrompts, pairs: _Pairs) -> _Given:
     """Gold values in another language than the prompt asks for."""
     words = {name: {*known.split()} for name, known in WORDS["languages"].items()}
     asked, others = words.keys() & {*PATTERNS.in_language.findall(fixed_text(subject))}, list[str]()
@@ -371,7 +371,7 @@ def _of_other_language(subject: Subject, term: Term, one: RenderedPrompts, pairs
         yield "odd-gold/language", min(asked), others[0]
 
 
-def _in_no_document(subject: Subject, term: Term, one: RenderedPrompts, pairs: _Pairs) -> _Given:
+def _check_documents(subject: Subject, term: Term, one: RenderedPrompts, pairs: _Pairs) -> _Given:
     """A gold value of which no document has a word, where those of most rows stand there."""
     known, counts = subject.once("words", set[str]), Counter(gold for _, gold in pairs)
     is_sought = known and all(tool.kind == "search" for tool in subject.tools.values())
@@ -383,10 +383,10 @@ def _in_no_document(subject: Subject, term: Term, one: RenderedPrompts, pairs: _
         yield "odd-gold/in-no-document", lost[0][0] + 1, one.split.name, lost[0][1][:40]
 
 
-_BESIDE: Final = (_cut_off, _met_by_one, _worded, _in_other_order, _of_other_language, _in_no_document)
+_BESIDE: Final = (_check_cut_off, _check_tolerance, _check_wording, _check_order, _check_language, _check_documents)
 
 
-def _values(column: str, values: Sequence[str]) -> _Given:
+def _check_values(column: str, values: Sequence[str]) -> _Given:
     """Days and degrees that there are not, and a name of a row that another row has."""
     for names, usual, odd in WORDS["no_such"] if len(values) > 1 else ():
         held = [(row, value) for row, value in enumerate(values) if re.fullmatch(usual, value)]

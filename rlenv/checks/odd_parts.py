@@ -28,13 +28,13 @@ _READS_ARGS: Final = ("http", "command", "model", "agent")
 
 def check_parts(subject: Subject) -> Iterator[Finding]:
     """Warnings of everything but rows, prompts, rewards and the oracle."""
-    for check in (_unused, _conditions, _values, _limits, _nested, _state, _numbers, _texts, _addresses):
+    for check in (_unused, _conditions, _gold_calls, _one_turn, _nested, _shared_state, _numbers, _texts, _addresses):
         yield from check(subject)
     for name, spec in subject.loaded.spec.tools.items():
-        yield from _tool(subject, name, spec)
-        yield from _policies(subject, name, spec)
+        yield from _check_tool(subject, name, spec)
+        yield from _check_policies(subject, name, spec)
         if spec.kind == "command":
-            yield from _command(subject, f"tools.{name}", spec)
+            yield from _check_command(subject, f"tools.{name}", spec)
     observation = subject.loaded.spec.observation.template
     if observation is not None and "result" not in observation:
         yield subject.say("no-result/template", "observation.template")
@@ -78,7 +78,7 @@ def _toolset(subject: Subject, row: Mapping[str, Any]) -> Iterable[Tool]:
         return ()
 
 
-def _tool(subject: Subject, name: str, spec: ToolSpec) -> Iterator[Finding]:
+def _check_tool(subject: Subject, name: str, spec: ToolSpec) -> Iterator[Finding]:
     document, path = subject.document, f"tools.{name}"
     made = [tool for tool in subject.tools.values() if tool.entry == name or tool.name == name]
     for tool in made:
@@ -88,7 +88,7 @@ def _tool(subject: Subject, name: str, spec: ToolSpec) -> Iterator[Finding]:
             yield subject.say("odd-example/unfit", f"{path}.example", tool.name, check.explain(given))
     takes_all = spec.kind == "agent" and not document.has(f"{path}.task")  # its row is what the model gives
     if made and spec.kind in _READS_ARGS and getattr(spec, "preset", None) is None and not takes_all:
-        yield from _unread(subject, path, made[0])
+        yield from _check_unread(subject, path, made[0])
     described = spec.description or (made[0].description if made else "")
     is_told = described or isinstance(getattr(spec, "tools", None), str)  # rows tell it
     if not is_told or PATTERNS.no_words.search(spec.description or ""):
@@ -96,7 +96,7 @@ def _tool(subject: Subject, name: str, spec: ToolSpec) -> Iterator[Finding]:
         yield subject.say("no-description/of-tool", place if document.has(place) else path)
 
 
-def _unread(subject: Subject, path: str, tool: Tool) -> Iterator[Finding]:
+def _check_unread(subject: Subject, path: str, tool: Tool) -> Iterator[Finding]:
     entry, document = subject.document.get(path), subject.document
     rest = {key: value for key, value in entry.items() if key not in ("parameters", "description", "example")}
     texts = "\n".join(text for _, text in strings_in(rest, ()))
@@ -107,7 +107,7 @@ def _unread(subject: Subject, path: str, tool: Tool) -> Iterator[Finding]:
         yield subject.say("unread-parameter/of-template", place if document.has(place) else path, name, at="key")
 
 
-def _policies(subject: Subject, name: str, spec: ToolSpec) -> Iterator[Finding]:
+def _check_policies(subject: Subject, name: str, spec: ToolSpec) -> Iterator[Finding]:
     """Calls that are repeated, kept or run at once and should not be."""
     path, document, tool = f"tools.{name}", subject.document, subject.tools.get(name)
     method = getattr(spec, "method", None)
@@ -141,7 +141,7 @@ def _policies(subject: Subject, name: str, spec: ToolSpec) -> Iterator[Finding]:
         yield subject.say("idle-cache/of-tool", f"{path}.cache", at="key")
 
 
-def _command(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Finding]:
+def _check_command(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Finding]:
     """Programs that run what the model writes, and a shell's signs where there is no shell."""
     argv = tuple(getattr(spec, "command", ()))
     name, rest = argv[0].rpartition("/")[2], argv[1:]
@@ -169,7 +169,7 @@ def _command(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Finding]:
             yield subject.say("no-file/missing", f"{path}.command.{index}", text, folder.name)
 
 
-def _values(subject: Subject) -> Iterator[Finding]:
+def _gold_calls(subject: Subject) -> Iterator[Finding]:
     """Gold calls that no tool of the row takes, and values of rows that a parameter's list lacks."""
     spec = subject.loaded.spec
     changing = "user_turn" in str(spec.tools)
@@ -232,7 +232,7 @@ def _conditions(subject: Subject) -> Iterator[Finding]:
     asked = [(f"rewards.{name}.gate", one.gate, open_on(one.gate)) for name, one in spec.rewards.items() if one.gate]
     for index, step in enumerate(spec.steps):
         if step.when and "results" not in step.when and step.for_each is None:
-            asked.append((f"oracle.{index}.when", step.when, partial(_takes, step, spec.vars)))
+            asked.append((f"oracle.{index}.when", step.when, partial(_is_taken, step, spec.vars)))
     for path, source, is_held in asked:
         columns: list[str] = re.findall(r"\btask\.(\w+)", source) if subject.is_whole else []
         opened = {bool(is_held(row)) for _, row in rows} if columns else set()
@@ -261,11 +261,11 @@ def _conditions(subject: Subject) -> Iterator[Finding]:
             yield subject.say("never-pays/success", "success")
 
 
-def _takes(step: OracleStep, vars: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
+def _is_taken(step: OracleStep, vars: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
     return holds(step, {"task": row, "vars": vars})
 
 
-def _limits(subject: Subject) -> Iterator[Finding]:
+def _one_turn(subject: Subject) -> Iterator[Finding]:
     """One turn, in which nothing that anybody says is answered."""
     spec = subject.loaded.spec
     if subject.limits.turns > 1:
@@ -307,7 +307,7 @@ def _nested(subject: Subject) -> Iterator[Finding]:
             yield subject.say("limits/nested", inner, value(inner), outer, value(outer))
 
 
-def _state(subject: Subject) -> Iterator[Finding]:
+def _shared_state(subject: Subject) -> Iterator[Finding]:
     """Resources, and servers of MCP, that all episodes share, and that a tool changes."""
     servers = {name for name, one in subject.loaded.spec.tools.items() if getattr(one, "scope", "") == "process"}
     for tool in [one for one in subject.tools.values() if one.mutates and one.entry in servers][:1]:
@@ -322,16 +322,16 @@ def _state(subject: Subject) -> Iterator[Finding]:
                 yield subject.say("shared-state/resource", f"resources.{name}.scope", tool.name)
 
 
-def _leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, float]]:
+def _number_leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, float]]:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         yield path, value
     for key, item in parts_of(value):
         if key not in ("rows", "parameters", "schema", "vars", "oracle", "extra", "example", "dialect"):
-            yield from _leaves(item, (*path, key))
+            yield from _number_leaves(item, (*path, key))
 
 
 def _numbers(subject: Subject) -> Iterator[Finding]:
-    for path, value in _leaves(subject.document.data):
+    for path, value in _number_leaves(subject.document.data):
         dotted = ".".join(map(str, path))
         for pattern, least, most, code in WORDS["ranges"]:
             if not re.fullmatch(pattern, dotted) or least <= value <= most:

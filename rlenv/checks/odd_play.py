@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from rlenv.checks.odd_parts import Told, cut_answers, empty_golds, told_by_tools, unmeasurable
-from rlenv.checks.odd_scorers import undone, unearned
-from rlenv.checks.odd_terms import came_otherwise, long_episodes, told_otherwise
-from rlenv.checks.subject import PATTERNS, ReadSplit, Subject, gold_answer, gold_term, is_condition, step_at, written
+from rlenv.checks.odd_scorers import check_undone_calls, unearned
+from rlenv.checks.odd_terms import check_came_otherwise, check_long_episodes, check_told_otherwise
+from rlenv.checks.subject import PATTERNS, ReadSplit, Subject, gold_answer, gold_term, is_condition, step_at, to_action
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import Job, play
 from rlenv.errors import EpisodeError, Finding
@@ -72,7 +72,7 @@ def check_played(subject: Subject) -> Iterator[Finding]:
         return
     played = subject.once("plays", TriedPlays)
     context = contextvars.copy_context()
-    thread = threading.Thread(target=context.run, args=(_run, subject, played), daemon=True)
+    thread = threading.Thread(target=context.run, args=(_run_plays, subject, played), daemon=True)
     thread.start()
     thread.join(_WITHIN_S + 4)
     if thread.is_alive():
@@ -88,23 +88,23 @@ def check_played(subject: Subject) -> Iterator[Finding]:
         is_called = name in played.told and not subject.loaded.spec.oracle  # of an oracle's calls more is said
         if is_called and (bug := PATTERNS.bug.match(why)) and (not bug[1] or bug[1] in str(subject.code)):
             yield subject.say("broken-tool/any-call", f"tools.{subject.tools[name].entry or name}", why[:160], at="key")
-    yield from () if played.twice is None else came_otherwise(subject, *played.twice)
+    yield from () if played.twice is None else check_came_otherwise(subject, *played.twice)
     if played.unpaid is not None:
         yield subject.say("gold-not-earned/any-column", "rewards", played.unpaid[1] + 1, played.unpaid[0], at="key")
     texts = [message.content for got in played.oracle.values() for message in got.messages]
     texts += [result.text for got in played.oracle.values() for turn in got.turns for result in turn.results]
     if objects := re.findall(r"<[\w.]+ object at 0x[0-9a-f]+>", "\n".join(texts)):
         yield subject.say("odd-column/object", "prompt", objects[0], at="key")
-    yield from told_otherwise(subject, played.oracle)
+    yield from check_told_otherwise(subject, played.oracle)
     yield from told_by_tools(subject, played.told, played.oracle)
-    yield from (unread := list(_unread_golds(subject, played)))
-    yield from () if unread else undone(subject, played.ways.get(_WRONG[0], {}))
+    yield from (unread := list(_check_unread_golds(subject, played)))
+    yield from () if unread else check_undone_calls(subject, played.ways.get(_WRONG[0], {}))
     has_oracle = bool(subject.loaded.spec.oracle)
     yield from (found := unread or list(_oracles(subject, played) if has_oracle else unearned(subject, played.oracle)))
     yield from () if found else unmeasurable(subject, played.ways, played.oracle)
     told = {key: got for key, got in played.oracle.items() if not any(_UNKNOWN in turn.action for turn in got.turns)}
     played.oracle = told
-    yield from () if found or hasattr(subject.loaded.spec.user, "roles") else _worth(subject, played)
+    yield from () if found or hasattr(subject.loaded.spec.user, "roles") else _check_worth(subject, played)
 
 
 def _may_play(subject: Subject) -> bool:
@@ -116,10 +116,10 @@ def _may_play(subject: Subject) -> bool:
     return subject.code is not None and PATTERNS.reaches_out.search(subject.code) is None
 
 
-def _run(subject: Subject, played: TriedPlays) -> None:
+def _run_plays(subject: Subject, played: TriedPlays) -> None:
     async def bounded() -> None:
         async with asyncio.timeout(_WITHIN_S):
-            await _play(subject, played)
+            await _play_ways(subject, played)
 
     _raised.set(played.raised)
     for name in [*logging.root.manager.loggerDict]:
@@ -143,10 +143,10 @@ def _is_heard(record: logging.LogRecord) -> bool:
     return raised is None
 
 
-async def _play(subject: Subject, played: TriedPlays) -> None:
+async def _play_ways(subject: Subject, played: TriedPlays) -> None:
     spec, parts = subject.loaded.spec, subject.compiled.parts
     assert parts is not None
-    tools = {name: tool if _is_local(subject, tool) else _silent(tool) for name, tool in parts.tools.items()}
+    tools = {name: tool if _is_local(subject, tool) else _is_silent(tool) for name, tool in parts.tools.items()}
     far = {name for name, tool in parts.tools.items() if not _is_local(subject, tool)}
     asked = far & set(re.findall(r"[\w-]+", str(subject.document.get("oracle"))))
     played.unknown = frozenset(term.name for term in parts.terms if _is_far(term, far, is_asked=bool(asked)))
@@ -159,28 +159,28 @@ async def _play(subject: Subject, played: TriedPlays) -> None:
                 if spec.oracle:
                     policy = environment.oracle()
                     played.oracle[name, index] = await play(environment, policy, Job(name, index))
-                elif (right := _right(subject, split, index, parts.tools)) is not None:
-                    played.oracle[name, index] = await _once(environment, name, index, [right])
+                elif (right := _gold_answer(subject, split, index, parts.tools)) is not None:
+                    played.oracle[name, index] = await _play_once(environment, name, index, [right])
         name, split = next(iter(subject.splits.items()))
         shown = dict[Any, int]()  # what rows ask for may be the same in the first ones
         for index in range(min(len(split.rows), _ROWS)):
             told = played.oracle.get((name, index))
             shown.setdefault(index if told is None else tuple(turn.action for turn in told.turns), index)
         rows = [*shown.values()][:_OTHERS]
-        noise = written(subject, _NOISE, parts.tools)
+        noise = to_action(subject, _NOISE, parts.tools)
         if spec.oracle and (name, 0) in played.oracle:
             played.twice = played.oracle[name, 0], await play(environment, environment.oracle(), Job(name, 0))
         elif noise is not None:
-            first, second = [await _once(environment, name, 0, [noise]) for _ in range(2)]
+            first, second = [await _play_once(environment, name, 0, [noise]) for _ in range(2)]
             played.twice = first, second
         if spec.oracle is None and not played.oracle and any(is_own(one) for one in spec.rewards.values()):
-            await _from_columns(subject, environment, played, name, parts.tools)
+            await _play_columns(subject, environment, played, name, parts.tools)
         await _call_tools(subject, environment, played, name, rows)
-        for way, actions in _ways(subject, parts.tools):
+        for way, actions in _ways_to_play(subject, parts.tools):
             got = played.ways.setdefault(way, {})
             is_of_all = way == _WRONG[0] and any(one.kind == "state" for one in spec.rewards.values())
             for index in range(min(len(split.rows), _ROWS)) if is_of_all else rows:
-                got[name, index] = await _once(environment, name, index, actions)
+                got[name, index] = await _play_once(environment, name, index, actions)
         golds = {index: played.oracle[name, index] for index in rows if (name, index) in played.oracle}
         answers = {index: one.answer for index, one in golds.items() if one.answer}
         compares = any(_compares(subject, name, one) for name, one in spec.rewards.items())
@@ -196,10 +196,10 @@ async def _play(subject: Subject, played: TriedPlays) -> None:
                 ("the oracle's work with a letter of its answer", letter, work),
                 ("a list of several rows' answers", everything if other and has_golds else None, work),
             ):
-                action = None if text is None else written(subject, text, parts.tools)
+                action = None if text is None else to_action(subject, text, parts.tools)
                 if action is not None and (before or text != _NOISE):
                     kept = played.ways.setdefault(way, {})
-                    kept[name, index] = await _once(environment, name, index, [*before, action])
+                    kept[name, index] = await _play_once(environment, name, index, [*before, action])
 
 
 async def _call_tools(
@@ -213,26 +213,26 @@ async def _call_tools(
             continue
         if tool.example is not None and not tool.mutates:
             call = Message("assistant", "", (ToolCall(tool.name, dict(tool.example)),))
-            played.examples[tool.name] = await _once(environment, name, 0, [call])
+            played.examples[tool.name] = await _play_once(environment, name, 0, [call])
         if tool.kind != "python" or tool.ends or tool.mutates or writes or tool.name == spec.answer.tool:
             continue
         with contextlib.suppress(ValueError):  # nothing fits its schema
             given = random_value({"type": "object", **tool.parameters}, random.Random(0))
             blind = Message("assistant", "", (ToolCall(tool.name, given if isinstance(given, dict) else {}),))
             for index in rows:
-                got = await _once(environment, name, index, [blind])
+                got = await _play_once(environment, name, index, [blind])
                 text = "".join(result.text for turn in got.turns for result in turn.results)
                 played.told.setdefault(tool.name, {})[name, index] = text
 
 
-async def _from_columns(
+async def _play_columns(
     subject: Subject, environment: Environment, played: TriedPlays, split: str, tools: Mapping[str, Tool]
 ) -> None:
     """Plays each column as the answer; the one that earns most is taken for what is right, if it earns anything."""
     for index, row in enumerate(subject.splits[split].rows[:_OTHERS]):
         texts = [str(value) for value in row.values() if isinstance(value, (str, int, float))][: _OTHERS * 3]
-        actions = [action for text in texts if (action := written(subject, text, tools)) is not None]
-        got = [await _once(environment, split, index, [action]) for action in actions]
+        actions = [action for text in texts if (action := to_action(subject, text, tools)) is not None]
+        got = [await _play_once(environment, split, index, [action]) for action in actions]
         best = max(got, key=lambda one: one.reward.total or 0.0, default=None)
         spec = subject.loaded.spec
         paid = [key for key, one in spec.rewards.items() if one.usual_weight > 0 and is_own(one)]
@@ -243,13 +243,13 @@ async def _from_columns(
             played.unpaid = played.unpaid or (split, index)
 
 
-def _right(subject: Subject, split: ReadSplit, index: int, tools: Mapping[str, Tool]) -> str | Message | None:
+def _gold_answer(subject: Subject, split: ReadSplit, index: int, tools: Mapping[str, Tool]) -> str | Message | None:
     """The row's own gold value as an answer; None where it has none, or other terms ask for more than an answer."""
     term = gold_term(subject)
     if term is None or not _compares(subject, term.name, term.spec):
         return None
     gold = gold_answer(subject, term, split, index)
-    return written(subject, gold, tools) if gold is not None else None
+    return to_action(subject, gold, tools) if gold is not None else None
 
 
 def _compares(subject: Subject, name: str, spec: RewardSpec) -> bool:
@@ -267,7 +267,7 @@ def _is_local(subject: Subject, tool: Tool) -> bool:
     return entry is not None and kind_of("tools", entry).is_local
 
 
-def _silent(tool: Tool) -> Tool:
+def _is_silent(tool: Tool) -> Tool:
     return replace(tool, run=lambda arguments, context: ToolOutput(_UNKNOWN), mode="inline", policy=None)
 
 
@@ -284,15 +284,15 @@ def _is_far(term: Term, far: set[str], *, is_asked: bool) -> bool:
     )
 
 
-def _ways(subject: Subject, tools: Mapping[str, Tool]) -> Iterator[tuple[str, list[str | Message]]]:
+def _ways_to_play(subject: Subject, tools: Mapping[str, Tool]) -> Iterator[tuple[str, list[str | Message]]]:
     yield "an empty message", [""]
     yield "a refusal", ["I cannot answer that."]
     for way, text in zip(_WRONG[2:], (_NOISE, "{}", f"{_NOISE} " * 400), strict=True):
-        if (action := written(subject, text, tools)) is not None:
+        if (action := to_action(subject, text, tools)) is not None:
             yield way, [action]
 
 
-async def _once(environment: Environment, split: str, index: int, actions: Sequence[str | Message]) -> Trajectory:
+async def _play_once(environment: Environment, split: str, index: int, actions: Sequence[str | Message]) -> Trajectory:
     async with environment.start(task=index, split=split) as episode:
         try:
             for action in actions:
@@ -308,13 +308,13 @@ def _oracles(subject: Subject, played: TriedPlays) -> Iterator[Finding]:
     """The first row in which the oracle fails, earns less than it could, or is no success; one for each kind."""
     seen: set[tuple[str, Any]] = set()
     for (split, index), got in played.oracle.items():
-        for key, place, given in _of_oracle(subject, played, got, f"row {index + 1} of split '{split}'"):
+        for key, place, given in _check_oracle_play(subject, played, got, f"row {index + 1} of split '{split}'"):
             if (key, given[0]) not in seen:
                 seen.add((key, given[0]))
                 yield subject.say(key, place, *given)
 
 
-def _of_oracle(subject: Subject, played: TriedPlays, got: Trajectory, where: str) -> Told:
+def _check_oracle_play(subject: Subject, played: TriedPlays, got: Trajectory, where: str) -> Told:
     spec = subject.loaded.spec
     for result in [result for turn in got.turns for result in turn.results]:
         raised = played.raised.get(result.name, "") if result.reason == "bug" else ""
@@ -357,10 +357,10 @@ def _of_oracle(subject: Subject, played: TriedPlays, got: Trajectory, where: str
             yield "wrong-success/of-oracle", ("success" if spec.success else "rewards",), ("success", where)
     yield from cut_answers(got, where)
     yield from empty_golds(got, where)
-    yield from long_episodes(subject, got, where)
+    yield from check_long_episodes(subject, got, where)
 
 
-def _unread_golds(subject: Subject, played: TriedPlays) -> Iterator[Finding]:
+def _check_unread_golds(subject: Subject, played: TriedPlays) -> Iterator[Finding]:
     """Terms whose gold calls, or what these leave, cannot be read in any row, whatever the policy does."""
     every = [got for way in (played.oracle, *played.ways.values()) for got in way.values()]
     for name, spec in subject.loaded.spec.rewards.items():
@@ -369,7 +369,7 @@ def _unread_golds(subject: Subject, played: TriedPlays) -> Iterator[Finding]:
             yield subject.document.fault(f"rewards.{name}", told[0][:200], "mend the rows", at="key")
 
 
-def _worth(subject: Subject, played: TriedPlays) -> Iterator[Finding]:
+def _check_worth(subject: Subject, played: TriedPlays) -> Iterator[Finding]:
     """The findings where no work earns as much as the oracle, and on terms that give everything the same."""
     spec = subject.loaded.spec
     known = not any(spec.rewards[name].usual_weight > 0 for name in played.unknown)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rlenv._base.text import did_you_mean, nearest, strings_in
-from rlenv.checks.odd_golds import NUMBERS, counted
+from rlenv.checks.odd_golds import NUMBERS, number_of
 from rlenv.checks.odd_rows import RenderedPrompts, asked_of
 from rlenv.checks.subject import PATTERNS, WORDS, Subject, all_golds, demands, fixed_text, gold_columns, prompt_texts
 from rlenv.episodes.compile import messages_of
@@ -39,20 +39,20 @@ def check_prompts(subject: Subject) -> Iterator[Finding]:
         if near is not None:  # another data set may have a guarded column of another name
             yield subject.say("odd-column/no-such", "prompt", lost, near, at="key")
     for one in asked:
-        yield from _shown_badly(subject, templates, one)
+        yield from _check_shown_values(subject, templates, one)
     if asked and asked[0].texts:
         text = "\n".join(text for one in asked for text in one.texts[:_FIRST])
-        for form in (_answer_form, _marks):
+        for form in (_check_answer_form, _check_marks):
             yield from form(subject, text)
         if (blank := PATTERNS.unfinished.search(f"{fixed} {subject.loaded.spec.description}")) is not None:
             yield subject.say("unfinished/prompt", "prompt", blank[0], at="key")
-        for told in (_examples, _untold):
+        for told in (_check_examples, _check_untold):
             yield from told(subject, asked)
-    for check in (_escapes, _tools, _promises, _conflicts, _answer, _descriptions, _user):
+    for check in (_check_escapes, _check_tools, _check_promises, _conflicts, _check_answer, _descriptions, _check_user):
         yield from check(subject)
 
 
-def _shown_badly(subject: Subject, templates: Sequence[Template], asked: RenderedPrompts) -> Iterator[Finding]:
+def _check_shown_values(subject: Subject, templates: Sequence[Template], asked: RenderedPrompts) -> Iterator[Finding]:
     """Columns that the prompt shows as nothing, or as Python writes a list."""
     spec_of, spec = subject.loaded.spec, subject.loaded.spec.prompt
     for (at, _), template in zip(prompt_texts(spec), templates, strict=True):
@@ -73,7 +73,7 @@ def _shown_badly(subject: Subject, templates: Sequence[Template], asked: Rendere
             # A second column may well be empty at times, as an input beside an instruction is.
             is_odd = blank and (len(shown) == 1 or 20 * len(blank) <= len(rows))
             odds = {blank[0]: "is empty"} if is_odd and asked.users[blank[0]].strip() else {}
-            told = [(index, _oddly(row.get(column), asked.texts[index])) for index, row in enumerate(rows)]
+            told = [(index, _odd_value(row.get(column), asked.texts[index])) for index, row in enumerate(rows)]
             odds |= {index: odd for index, odd in told if odd is not None}
             for index in [*odds][:1]:
                 given = (index + 1, asked.split.name, column, odds[index])
@@ -85,7 +85,7 @@ def _shown_badly(subject: Subject, templates: Sequence[Template], asked: Rendere
                 return
 
 
-def _oddly(value: Any, text: str) -> str | None:
+def _odd_value(value: Any, text: str) -> str | None:
     if value is None:
         return "is null, and is shown as 'None'" if "None" in text else None
     if isinstance(value, str) and re.fullmatch(r"(?i)\W*(?:todo|tbd|fixme|xxxx+|placeholder|lorem ipsum.*)\W*", value):
@@ -99,7 +99,7 @@ def _oddly(value: Any, text: str) -> str | None:
     return None
 
 
-def _escapes(subject: Subject) -> Iterator[Finding]:
+def _check_escapes(subject: Subject) -> Iterator[Finding]:
     """A backslash and an n in the spec's own texts, where a line is meant to end."""
     texts = [*prompt_texts(subject.loaded.spec.prompt)]
     texts += [(path, text) for path, text in strings_in(subject.document.data, ())
@@ -121,7 +121,7 @@ def _reads_answer(subject: Subject) -> bool:
     return False
 
 
-def _answer_form(subject: Subject, text: str) -> Iterator[Finding]:
+def _check_answer_form(subject: Subject, text: str) -> Iterator[Finding]:
     """An answer that the prompt asks for in another form than is read, or never says how to give."""
     answer = subject.loaded.spec.answer
     if not _reads_answer(subject):
@@ -153,7 +153,7 @@ def _is_of_message(subject: Subject, tag: str) -> bool:
     return parts is None or f"<{tag}>" in parts.dialect.parse(f"<{tag}>zq</{tag}>x", parts.tools).content
 
 
-def _marks(subject: Subject, text: str) -> Iterator[Finding]:
+def _check_marks(subject: Subject, text: str) -> Iterator[Finding]:
     """Marks of thinking, calls and turns that are not those of the dialect, and tools that it cannot call."""
     parts, fixed = subject.compiled.parts, fixed_text(subject)
     if parts is None:
@@ -190,7 +190,7 @@ def _marks(subject: Subject, text: str) -> Iterator[Finding]:
         yield subject.say("untold-tool/of-dialect", "prompt", opens[1], at="key")
 
 
-def _tools(subject: Subject) -> Iterator[Finding]:
+def _check_tools(subject: Subject) -> Iterator[Finding]:
     """Tools that the prompt speaks of where there are none, and names that are nothing in the spec."""
     spec, fixed = subject.loaded.spec, fixed_text(subject)
     if not subject.tools:
@@ -215,7 +215,7 @@ def _tools(subject: Subject) -> Iterator[Finding]:
             return
 
 
-def _promises(subject: Subject) -> Iterator[Finding]:
+def _check_promises(subject: Subject) -> Iterator[Finding]:
     """Numbers of calls, turns, words and seconds, and calls at once, that the prompt speaks of and a limit forbids."""
     limits, tools, text = subject.limits, subject.tools, "\n".join(demands(subject))
     is_long = tools or subject.loaded.spec.user is not None  # else it may speak of moves in a game
@@ -230,7 +230,7 @@ def _promises(subject: Subject) -> Iterator[Finding]:
     most |= {place: getattr(one, "top_k", math.inf) for place, one in [*searches.items()][:1]}
     for pattern, key, size in WORDS["promises"]:
         for found in re.finditer(rf"(?i)\b{pattern}".replace("{N}", rf"(\d+|{'|'.join(NUMBERS[2:])})"), text):
-            count = counted(found[1])
+            count = number_of(found[1])
             place = key if key in most else next(iter(searches), "")
             if place and count * size > most[place]:
                 yield subject.say("limits/promise", place, found[0], place)
@@ -273,7 +273,7 @@ def _conflicts(subject: Subject) -> Iterator[Finding]:
             yield subject.say(key, "prompt", found[0][found[0].lastindex or 0], at="key")
 
 
-def _examples(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Finding]:
+def _check_examples(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Finding]:
     """Worked examples that give no answer in the form that is read, and those that are rows of a split."""
     spec, said = subject.loaded.spec, list[Message]()
     values = {"task": asked[0].split.rows[0], "vars": spec.vars, "resources": {}}
@@ -301,7 +301,7 @@ def _examples(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Fi
                 return
 
 
-def _untold(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Finding]:
+def _check_untold(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Finding]:
     """Tools that a prompt tells of and a row has not, networks that no machine has, tables and pictures unseen."""
     spec, fixed = subject.loaded.spec, fixed_text(subject)
     sources = f"{prompt_texts(spec.prompt)} {[tool.description for tool in subject.tools.values()]}"
@@ -354,7 +354,7 @@ def _untold(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Find
         yield subject.say("no-picture/in-prompt", "prompt", found[0], at="key")
 
 
-def _answer(subject: Subject) -> Iterator[Finding]:
+def _check_answer(subject: Subject) -> Iterator[Finding]:
     answer = subject.loaded.spec.answer
     if answer.from_ == "regex" and answer.pattern is not None:
         match = (pattern := compile_pattern(answer.pattern)).last_at("It is a cat.\n")[0]
@@ -382,19 +382,19 @@ def _descriptions(subject: Subject) -> Iterator[Finding]:
         seen.setdefault(text, tool.name)
 
 
-def _user(subject: Subject) -> Iterator[Finding]:
+def _check_user(subject: Subject) -> Iterator[Finding]:
     spec, user = subject.loaded.spec, subject.loaded.spec.user
     if user is None:
         return
     replies, stops = getattr(user, "replies", ()), stops_of(user)
-    said = max((_said(subject, replies, row) for _, row in subject.each(_MOST_ROWS)), default=len(replies))
+    said = max((_reply_count(subject, replies, row) for _, row in subject.each(_MOST_ROWS)), default=len(replies))
     if (needed := said + bool(spec.prompt.asks)) > subject.limits.turns:  # else the first reply is what it asks
         yield subject.say("limits/replies", "user.replies", said, subject.limits.turns, needed)
     ends = [index for index, reply in enumerate(replies[:-1]) if any(stop in reply for stop in stops)]
     for index in ends[:1]:
         yield subject.say("user-ends/early-reply", "user.replies", index + 1)
     if getattr(user, "kind", "") == "scripted":
-        yield from _cues(subject, user)
+        yield from _check_cues(subject, user)
     prompt = getattr(user, "prompt", None)
     if not isinstance(prompt, str):
         return
@@ -408,7 +408,7 @@ def _user(subject: Subject) -> Iterator[Finding]:
         yield subject.say("same-prompt/of-user", "user.prompt")
 
 
-def _said(subject: Subject, replies: Sequence[str], row: Mapping[str, Any]) -> int:
+def _reply_count(subject: Subject, replies: Sequence[str], row: Mapping[str, Any]) -> int:
     """How many replies a scripted user has for a row."""
     try:
         given = [compile_template(reply).value(task=row, vars=subject.loaded.spec.vars) for reply in replies]
@@ -417,7 +417,7 @@ def _said(subject: Subject, replies: Sequence[str], row: Mapping[str, Any]) -> i
     return sum(len(value) if isinstance(value, list) else 1 for value in given)
 
 
-def _cues(subject: Subject, user: Any) -> Iterator[Finding]:
+def _check_cues(subject: Subject, user: Any) -> Iterator[Finding]:
     """Cues that nothing reaches, cues that an earlier one hides, and a user who ends the dialogue before it begins."""
     asked = [step.say for step in subject.loaded.spec.steps[:-1] if step.say is not None]
     patterns = [compile_pattern(cue.pattern, ignore_case=True) for cue in user.cues]

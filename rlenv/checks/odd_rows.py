@@ -38,20 +38,20 @@ def check_rows(subject: Subject) -> Iterator[Finding]:
     prompt = subject.loaded.spec.prompt
     templates = [compile_template(text) for text in (prompt.system, prompt.user) if text is not None]
     asked = asked_of(subject)
-    yield from _same(subject, templates, asked)
-    for check in (_rows, _twice, _again):
+    yield from _check_same(subject, templates, asked)
+    for check in (_check_repeats, _check_twice, _check_said_again):
         yield from check(subject, asked)
-    for look in (_columns, _counts, _compared, _worlds, _databases):
+    for look in (_check_columns, _check_counts, _check_compared, _check_worlds, _check_databases):
         yield from look(subject)
 
 
 def asked_of(subject: Subject) -> list[RenderedPrompts]:
     """The rendered prompts of each split."""
     templates = [compile_template(text) for _, text in prompt_texts(subject.loaded.spec.prompt)]
-    return subject.once("asked", lambda: [_rendered(subject, templates, split) for split in subject.splits.values()])
+    return subject.once("asked", lambda: [_render_all(subject, templates, split) for split in subject.splits.values()])
 
 
-def _rendered(subject: Subject, templates: Sequence[Template], split: ReadSplit) -> RenderedPrompts:
+def _render_all(subject: Subject, templates: Sequence[Template], split: ReadSplit) -> RenderedPrompts:
     texts, users = [], []
     values: dict[str, Any] = {"vars": subject.loaded.spec.vars, "resources": Stub()}
     for row in split.rows:
@@ -64,7 +64,7 @@ def _rendered(subject: Subject, templates: Sequence[Template], split: ReadSplit)
     return RenderedPrompts(split, texts, users)
 
 
-def _same(subject: Subject, templates: Sequence[Template], asked: Sequence[RenderedPrompts]) -> Iterator[Finding]:
+def _check_same(subject: Subject, templates: Sequence[Template], asked: Sequence[RenderedPrompts]) -> Iterator[Finding]:
     """All tasks of a split ask the same, though nothing but the prompt could tell them apart."""
     if any("resources" in template.names for template in templates) or _differs_elsewhere(subject):
         return
@@ -87,7 +87,7 @@ def _differs_elsewhere(subject: Subject) -> bool:
     return is_made or any("task" in text for text in texts) or any(tool.kind in ("python", "mcp") for tool in of_row)
 
 
-def _rows(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Finding]:
+def _check_repeats(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Finding]:
     """Rows that stand in a split twice, or in two splits; those that are drawn may well meet."""
     seen, every = dict[str, str](), dict[str, list[str]]()
     sources = subject.loaded.spec.tasks
@@ -136,7 +136,7 @@ def _is_drawn(subject: Subject, split: ReadSplit) -> bool:
     return made or not any(isinstance(value, str) for row in split.rows for value in row.values())
 
 
-def _columns(subject: Subject) -> Iterator[Finding]:
+def _check_columns(subject: Subject) -> Iterator[Finding]:
     """Numbers that are sorted as texts, texts that are cut, and columns that nothing reads and something speaks of."""
     for split in subject.splits.values():
         for column in sorted(split.columns):
@@ -152,10 +152,10 @@ def _columns(subject: Subject) -> Iterator[Finding]:
             if is_cut and len(longest) > 2 and size > 20 and 4 * len(longest) >= len(values):
                 given = (len(longest), column, size, longest[0][-20:])
                 yield subject.say("cut-text/of-column", f"tasks.{split.name}", *given, at="key")
-        yield from _unread(subject, split)
+        yield from _check_unread(subject, split)
 
 
-def _unread(subject: Subject, split: ReadSplit) -> Iterator[Finding]:
+def _check_unread(subject: Subject, split: ReadSplit) -> Iterator[Finding]:
     """Columns that nothing reads, where all episodes share what they name, or the prompt speaks of them."""
     spec, fixed, code = subject.loaded.spec, fixed_text(subject), subject.code
     if code is None:
@@ -172,7 +172,7 @@ def _unread(subject: Subject, split: ReadSplit) -> Iterator[Finding]:
     lone = [PATTERNS.gold_path.fullmatch(str(gold_in(one))) for one in spec.rewards.values()]
     of_name = any(PATTERNS.row_id.fullmatch(one[1]) for one in lone if one) and not PATTERNS.of_ids.search(fixed)
     shown = any("{" in image for image in spec.prompt.images)
-    if choices := _choices(subject, split, [column for column in unread if PATTERNS.option.fullmatch(column)]):
+    if choices := _choice_column(subject, split, [column for column in unread if PATTERNS.option.fullmatch(column)]):
         yield subject.say("unread-column/choices", f"tasks.{split.name}", choices, at="key")
     for column in unread:
         given = [row.get(column) for row in split.rows[:_LOOKED_AT]]
@@ -181,7 +181,7 @@ def _unread(subject: Subject, split: ReadSplit) -> Iterator[Finding]:
         spoken = rf"(?i)\b(?:read|use|using|from|in|on|given|following|with|about) (?:the |this )?(?:given )?{word}s?\b"
         if len({*map(str, given)}) < 2:
             continue
-        if names := _named_beside(subject, values):
+        if names := _resource_beside(subject, values):
             yield subject.say("same-file/for-all", f"resources.{names}.path", column, at="key")
         elif values and all(PATTERNS.picture.fullmatch(value) for value in values) and not shown:
             yield subject.say("unread-column/pictures", f"tasks.{split.name}", column, at="key")
@@ -191,7 +191,7 @@ def _unread(subject: Subject, split: ReadSplit) -> Iterator[Finding]:
             yield subject.say("unread-column/gold", f"tasks.{split.name}", column, at="key")
 
 
-def _choices(subject: Subject, split: ReadSplit, unread: Sequence[str]) -> str:
+def _choice_column(subject: Subject, split: ReadSplit, unread: Sequence[str]) -> str:
     """A column of choices that nothing shows, whose texts, letters or numbers the gold values are; "" for none."""
     term = gold_term(subject)
     golds = all_golds(subject, term, split)[:_LOOKED_AT] if term is not None else []
@@ -208,7 +208,7 @@ def _choices(subject: Subject, split: ReadSplit, unread: Sequence[str]) -> str:
     return ""
 
 
-def _named_beside(subject: Subject, values: set[str]) -> str:
+def _resource_beside(subject: Subject, values: set[str]) -> str:
     """The resource with a fixed path beside which all of several values name files or folders; "" for none."""
     for name, resource in subject.loaded.spec.resources.items():
         path = str(getattr(resource, "path", None) or "")
@@ -228,7 +228,7 @@ def _is_part(source: TaskSource, other: TaskSource, name: str) -> bool:
     return (same and not is_unseen) or is_tried is not None
 
 
-def _again(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Finding]:
+def _check_said_again(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Finding]:
     """What the user says first, said once more: by the prompt's own messages, or by the simulated user."""
     spec, row = subject.loaded.spec, asked[0].split.rows[0] if asked else {}
     first = asked[0].users[0].strip() if asked and asked[0].users and spec.prompt.asks else ""
@@ -240,7 +240,7 @@ def _again(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Findi
                 yield subject.say("duplicate-rows/message", place, first[:40], at="key")
 
 
-def _twice(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Finding]:
+def _check_twice(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Finding]:
     """Tasks that ask what another one asks, with another gold or in another split, if nothing else tells them apart."""
     seen: dict[str, tuple[str, int, str | None, Any]] = {}
     folded: dict[tuple[str, str], tuple[str, int]] = {}
@@ -250,7 +250,7 @@ def _twice(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Findi
         # A sign, or the case of a letter, may be all that tells two questions apart.
         texts = [" ".join(text.split()).rstrip(" ?.？。") for text in one.texts]
         golds = all_golds(subject, term, one.split) if term is not None else [None] * len(texts)
-        keys = [_folded(*told) for told in zip(texts, golds, one.split.rows, strict=False)]
+        keys = [_fold_prompt(*told) for told in zip(texts, golds, one.split.rows, strict=False)]
         for index, text in enumerate(texts if len({*texts}) > 1 or len(texts) == 1 else ()):
             row, gold = one.split.rows[index], golds[index]
             split, first, other, same = seen.setdefault(text, (one.split.name, index, gold, row))
@@ -269,20 +269,20 @@ def _twice(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Findi
             yield subject.say(key, place, len(shared), len(texts), index + 1, first + 1, split, at="key")
 
 
-def _folded(text: str, gold: str | None, row: Mapping[str, Any]) -> tuple[str, str]:
+def _fold_prompt(text: str, gold: str | None, row: Mapping[str, Any]) -> tuple[str, str]:
     """A prompt without case, white space and the signs of sentences, and its gold value; else what the row holds."""
     rest = row.items() if gold is None else ()
-    plain = [_plain(value) for key, value in rest if not PATTERNS.name_of_row.fullmatch(str(key))]
-    return _plain(text), str(plain) if gold is None else gold.strip()
+    plain = [_fold_text(value) for key, value in rest if not PATTERNS.name_of_row.fullmatch(str(key))]
+    return _fold_text(text), str(plain) if gold is None else gold.strip()
 
 
-def _plain(value: Any) -> str:
+def _fold_text(value: Any) -> str:
     # What mixes letters with digits, such as a formula, may mean another thing by its case.
     text = re.sub(r"\b[^\W\d]+\b", lambda found: found[0].lower(), PATTERNS.signs.sub("", str(value)))
     return " ".join(text.split())
 
 
-def _counts(subject: Subject) -> Iterator[Finding]:
+def _check_counts(subject: Subject) -> Iterator[Finding]:
     """Numbers that are the length of a list in most rows, and not in some."""
     prompt = " ".join(text for _, text in prompt_texts(subject.loaded.spec.prompt))
     golds = " ".join(str(gold_in(one)) for one in subject.loaded.spec.rewards.values())
@@ -301,7 +301,7 @@ def _counts(subject: Subject) -> Iterator[Finding]:
                 yield subject.say("odd-column/count", f"tasks.{split.name}", *given, at="key")
 
 
-def _compared(subject: Subject) -> Iterator[Finding]:
+def _check_compared(subject: Subject) -> Iterator[Finding]:
     """Texts that a condition compares a column with, and that no row holds there, or none but in another case."""
     found = [(path, one[0]) for path, text in strings_in(subject.document.data, ())
              if path[0] != "tasks" or "rows" not in path for one in PATTERNS.compared.finditer(text)]  # fmt: skip
@@ -312,7 +312,7 @@ def _compared(subject: Subject) -> Iterator[Finding]:
         column = re.findall(r"\btask\.(\w+)", condition)[0]
         values = {value for row in rows if isinstance(value := row.get(column), str)}
         for literal in re.findall(r"[\"']([^\"']*\w[^\"']*)[\"']", condition) if values else ():
-            near = [value for value in values if _plain(value.lower()) == _plain(literal.lower())]
+            near = [value for value in values if _fold_text(value.lower()) == _fold_text(literal.lower())]
             is_idle = path[-1] in ("when", "gate") and "!=" in condition and not PATTERNS.no_gold.fullmatch(literal)
             # Other data may have another value; roles are the spec's own, and what begins alike is meant for one.
             is_short = any(len(value) > 1 and literal.lower().startswith(value.lower()) for value in values)
@@ -334,7 +334,7 @@ def _unfiltered(subject: Subject, name: str) -> Sequence[Mapping[str, Any]]:
     return ()
 
 
-def _worlds(subject: Subject) -> Iterator[Finding]:
+def _check_worlds(subject: Subject) -> Iterator[Finding]:
     """Columns of a world that the prompt shows, where each episode opens the same world whatever the row says."""
     rest = str([subject.document.get(part) for part in ("tools", "rewards", "user")])
     columns = {*re.findall(r"\btask\.(\w+)", str(prompt_texts(subject.loaded.spec.prompt)))}
@@ -368,7 +368,7 @@ def odd_ids(subject: Subject) -> Iterator[Finding]:
     for (table, keys), split in itertools.product(groups, subject.splits.values()):
         rows = [(index, row) for index, row in enumerate(split.rows) if not PATTERNS.refused.search(repr(row))]
         for column in sorted(split.columns):
-            named = [(index, text) for index, row in rows for text in _named(row.get(column))]
+            named = [(index, text) for index, row in rows for text in _names_of_tables(row.get(column))]
             lost, held = [pair for pair in named if pair[1] not in keys], keys.intersection(text for _, text in named)
             # What looks like a code names nothing else; of other words the column says it.
             is_code = all(map(PATTERNS.code_of_row.fullmatch, [*held, *(text for _, text in lost)]))
@@ -380,14 +380,14 @@ def odd_ids(subject: Subject) -> Iterator[Finding]:
                 yield subject.say("odd-column/no-key", place, index + 1, split.name, column, text[:40], hint, at="key")
 
 
-def _named(value: Any) -> list[str]:
+def _names_of_tables(value: Any) -> list[str]:
     texts = [str(one) for one in (value if isinstance(value, list) else [value])]
     return [text for text in texts if text.strip() and not PATTERNS.no_gold.fullmatch(text)]
 
 
-def _databases(subject: Subject) -> Iterator[Finding]:
+def _check_databases(subject: Subject) -> Iterator[Finding]:
     """Tables and columns that the prompt names and that are none of the database's."""
-    tables, fixed = _tables(subject), fixed_text(subject)
+    tables, fixed = _columns_by_table(subject), fixed_text(subject)
     for found in PATTERNS.table.finditer(fixed) if tables else ():
         table, listed = filter(None, found.groups())
         names = [name.lower() for name in PATTERNS.of_list.findall(listed)]
@@ -403,7 +403,7 @@ def _databases(subject: Subject) -> Iterator[Finding]:
             yield subject.say("odd-column/no-table", "prompt", table, ", ".join(tables), at="key")
 
 
-def _tables(subject: Subject) -> dict[str, set[str]]:
+def _columns_by_table(subject: Subject) -> dict[str, set[str]]:
     """The columns of each table of all SQLite files. Keys are kept for `odd_ids`."""
     tables, keys = dict[str, set[str]](), subject.once("keys", list[tuple[str, set[str]]])
     sources = [name for name, one in subject.loaded.spec.resources.items() if one.kind == "sqlite"]

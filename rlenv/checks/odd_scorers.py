@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from rlenv._base.text import strings_in
-from rlenv.checks.odd_golds import check_relations, counted
+from rlenv.checks.odd_golds import check_relations, number_of
 from rlenv.checks.odd_rows import asked_of
 from rlenv.checks.subject import PATTERNS, Subject, demands, fixed_text, gold_answer, gold_term, prompt_texts
 from rlenv.errors import Finding
@@ -34,29 +34,29 @@ def check_scorers(subject: Subject) -> Iterator[Finding]:
     for name, reward in spec.rewards.items():
         path = f"rewards.{name}"
         if reward.kind == "judge":
-            yield from _scale(subject, path, reward)
-            yield from _blind(subject, path, reward)
+            yield from _check_scale(subject, path, reward)
+            yield from _check_blind(subject, path, reward)
         if reward.kind == "tests":
-            yield from _tests(subject, path, reward)
-            yield from _asked_code(subject, path, reward)
+            yield from _check_tests(subject, path, reward)
+            yield from _check_asked_code(subject, path, reward)
         if reward.kind == "group" and getattr(reward, "of", None) in spec.rewards:
-            yield from _pinned(subject, path, reward)
+            yield from _check_pinned(subject, path, reward)
         if reward.kind == "workspace":
-            yield from _status(subject, path, reward) if getattr(reward, "by", "") == "status" else ()
-            yield from _scripts(subject, path, reward)
+            yield from _check_status(subject, path, reward) if getattr(reward, "by", "") == "status" else ()
+            yield from _check_scripts(subject, path, reward)
     for term in subject.terms:
         if hasattr(compare := getattr(term.spec, "compare", None), "order") or compare == "rows":
-            yield from _queries(subject, term, order=getattr(compare, "order", ""))
+            yield from _check_queries(subject, term, order=getattr(compare, "order", ""))
         found = re.fullmatch(r"\s*\{\{\s*task\.(\w+)\s*\}\}\s*", str(gold_in(term.spec)))
         is_all = getattr(term.spec, "mode", "") == "all" and not re.search(r"(?i)\b(?:all|each|every)\b", fixed)
         if is_all and found is not None and PATTERNS.aliases.fullmatch(found[1]):
             yield subject.say("odd-gold/all-aliases", f"rewards.{term.name}.mode", found[1])
     for name, entry in spec.tools.items():
-        yield from _helper(subject, f"tools.{name}", entry)
+        yield from _check_helpers(subject, f"tools.{name}", entry)
     yield from check_relations(subject)
-    yield from _signs(subject)
-    yield from _shown_forms(subject)
-    yield from _shown_calls(subject)
+    yield from _check_signs(subject)
+    yield from _check_shown_forms(subject)
+    yield from _check_shown_calls(subject)
     for place, text in prompt_texts(spec.prompt):
         for column in PATTERNS.asked_if.findall(text):
             values = {str(row[column]).lower() for _, row in subject.each() if isinstance(row.get(column), str)}
@@ -64,7 +64,7 @@ def check_scorers(subject: Subject) -> Iterator[Finding]:
                 yield subject.say("odd-column/truth", place, column)
 
 
-def _signs(subject: Subject) -> Iterator[Finding]:
+def _check_signs(subject: Subject) -> Iterator[Finding]:
     """Terms whose sign or name says another thing than what they measure."""
     spec, fixed = subject.loaded.spec, fixed_text(subject)
     for name, reward in spec.rewards.items():
@@ -82,7 +82,7 @@ def _signs(subject: Subject) -> Iterator[Finding]:
             yield subject.say("paid-for-silence/no-clip", path, at="key")
 
 
-def _pinned(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
+def _check_pinned(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     """A group that compares a term of two values behind a gate that only one of them opens."""
     of = getattr(spec, "of", "")
     gate = compile_expression(spec.gate or "1 > 0", names=subject.loaded.spec.rewards, by_row=True)
@@ -92,7 +92,7 @@ def _pinned(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
         yield subject.say("constant-term/pinned", f"{path}.gate", spec.gate, of, opened[0])
 
 
-def _queries(subject: Subject, term: Term, *, order: str) -> Iterator[Finding]:
+def _check_queries(subject: Subject, term: Term, *, order: str) -> Iterator[Finding]:
     """Gold queries that take some rows of many by chance, or that sort as the prompt asks where no order counts."""
     found = next((match for one in demands(subject) if (match := PATTERNS.in_order.search(one))), None)
     for split in subject.splits.values():
@@ -108,7 +108,7 @@ def _queries(subject: Subject, term: Term, *, order: str) -> Iterator[Finding]:
             return
         tops = [(index + 1, split.name, *PATTERNS.top.findall(text), *PATTERNS.limit.findall(gold))
                 for index, (text, gold) in enumerate(zip(users, golds, strict=False))]  # fmt: skip
-        tops = [one for one in tops if len(one) == 4 and counted(str(one[2])) != int(one[3])]
+        tops = [one for one in tops if len(one) == 4 and number_of(str(one[2])) != int(one[3])]
         if tops and 2 * len(tops) <= len(golds):
             yield subject.say("odd-gold/other-limit", f"rewards.{term.name}", *tops[0], at="key")
             return
@@ -119,7 +119,7 @@ def _queries(subject: Subject, term: Term, *, order: str) -> Iterator[Finding]:
                 return
 
 
-def _status(subject: Subject, path: str, spec: Any) -> Iterator[Finding]:
+def _check_status(subject: Subject, path: str, spec: Any) -> Iterator[Finding]:
     """Tests of a machine whose last command ends well whatever they find."""
     text, folder = str(spec.command), subject.loaded.base_of(f"{path}.tests") / str(spec.tests or "?")
     script = PATTERNS.script.search(text)
@@ -136,7 +136,7 @@ def _status(subject: Subject, path: str, spec: Any) -> Iterator[Finding]:
         yield subject.say("any-answer/status", f"{path}.command", script[1] if script else "the command", at="key")
 
 
-def _scripts(subject: Subject, path: str, spec: Any) -> Iterator[Finding]:
+def _check_scripts(subject: Subject, path: str, spec: Any) -> Iterator[Finding]:
     """Folders of tests without the script that is run or that never write what is read."""
     base, script, fill = subject.loaded.base_of(f"{path}.tests"), PATTERNS.script.search(spec.command), spec.tests or ""
     tests, vars = compile_template(fill), subject.loaded.spec.vars
@@ -154,7 +154,7 @@ def _scripts(subject: Subject, path: str, spec: Any) -> Iterator[Finding]:
             return
 
 
-def _helper(subject: Subject, path: str, entry: ToolSpec) -> Iterator[Finding]:
+def _check_helpers(subject: Subject, path: str, entry: ToolSpec) -> Iterator[Finding]:
     """An agent of one turn whose spec has tools, and functions that the prompt promises to code that has them not."""
     if entry.kind == "agent" and getattr(entry, "turns", None) == 1:
         file = subject.loaded.base_of(f"{path}.spec") / str(getattr(entry, "spec", "?"))
@@ -178,7 +178,7 @@ def _sentences(subject: Subject) -> list[str]:
     return re.split(r"(?<=[.!?])\s+|\n\s*\n", re.sub(r"\n(?=\S)", " ", fixed_text(subject)))
 
 
-def _shown_forms(subject: Subject) -> Iterator[Finding]:
+def _check_shown_forms(subject: Subject) -> Iterator[Finding]:
     """An answer that the prompt shows inside of marks of thinking, or in capitals other than its pattern's."""
     answer, fixed, parts = subject.loaded.spec.answer, fixed_text(subject), subject.compiled.parts
     form, end = {"tag": (f"<{answer.tag}>", f"</{answer.tag}>"), "boxed": ("\\boxed", "}")}.get(answer.from_, ("", ""))
@@ -196,7 +196,7 @@ def _shown_forms(subject: Subject) -> Iterator[Finding]:
                 return
 
 
-def _shown_calls(subject: Subject) -> Iterator[Finding]:
+def _check_shown_calls(subject: Subject) -> Iterator[Finding]:
     """A call that the prompt shows as an example, and that its tool does not take."""
     fixed = fixed_text(subject)
     for found in PATTERNS.call_in_json.finditer(fixed):
@@ -214,7 +214,7 @@ def _shown_calls(subject: Subject) -> Iterator[Finding]:
             return
 
 
-def _asked_code(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
+def _check_asked_code(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     """A program that is asked for and not tested, and a signature that the tests do not call."""
     is_program = getattr(spec, "stdin", None) is not None
     asked = PATTERNS.no_printing if is_program else PATTERNS.prints
@@ -238,7 +238,7 @@ def _asked_code(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Findi
             if not is_open(one.split.rows[index]):
                 continue
             name = re.split(r"\W+", entry.text(**values).rstrip("() "))[-1]
-            takes = _parameters(text, name) if name else None
+            takes = _parameter_range(text, name) if name else None
             tests = fill(**values) if takes is not None else None
             counts = [len(test["args"]) + len(test.get("kwargs") or ()) for test in tests if isinstance(test, Mapping)
                       and isinstance(test.get("args"), list)] if isinstance(tests, list) else []  # fmt: skip
@@ -249,7 +249,7 @@ def _asked_code(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Findi
                 return
 
 
-def _parameters(text: str, name: str) -> tuple[int, float] | None:
+def _parameter_range(text: str, name: str) -> tuple[int, float] | None:
     """The fewest and the most values that the only signature of `name` in a text takes; None where it has none."""
     signature = rf"{re.escape(name)}(\([^()]*(?:\([^()]*\)[^()]*)*\))"
     found = set(re.findall(rf"\bdef {signature}", text) or re.findall(rf"`{signature}`", text))
@@ -265,7 +265,7 @@ def _parameters(text: str, name: str) -> tuple[int, float] | None:
     return len(every) - usual, math.inf if given.vararg or given.kwarg else len(every)
 
 
-def _scale(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
+def _check_scale(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     """Ends of a scale that rubric, prompt or schema say otherwise than `scale`, and a score under another name."""
     document, prompt = subject.document, str(getattr(spec, "prompt", ""))
     low, high = scale = getattr(spec, "scale", (1.0, 5.0))
@@ -306,7 +306,7 @@ def _scale(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
         yield subject.say("other-scale/key", f"{path}.prompt", keys[-1], key)
 
 
-def _blind(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
+def _check_blind(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     """Judges that are not told what was asked or what is right, or that compare with what was asked."""
     document, prompt = subject.document, str(getattr(spec, "prompt", ""))
     rewards, other = subject.loaded.spec.rewards, getattr(getattr(spec, "pairwise", None), "with_", None)
@@ -334,7 +334,7 @@ def _blind(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
             yield subject.say("odd-pair/pairwise", f"{path}.pairwise.with", what)
 
 
-def _tests(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
+def _check_tests(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     """Hidden tests that no row has, that are those of another task, or that nothing fails."""
     prompt = subject.loaded.spec.prompt
     key = next((one for one in ("calls", "stdin", "programs") if getattr(spec, one, None) is not None), "calls")
@@ -375,7 +375,7 @@ def _tests(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
                 return
 
 
-def undone(subject: Subject, silent: Mapping[tuple[str, int], Trajectory]) -> Iterator[Finding]:
+def check_undone_calls(subject: Subject, silent: Mapping[tuple[str, int], Trajectory]) -> Iterator[Finding]:
     """Gold calls that are to change something and leave all as it was, so that silence is right."""
     for (split, index), got in silent.items():
         for name, spec in subject.loaded.spec.rewards.items() if got.reward.terms else ():

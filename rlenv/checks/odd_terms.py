@@ -33,14 +33,14 @@ def check_terms(subject: Subject) -> Iterator[Finding]:
     """Warnings of `rewards`, `success` and `oracle`."""
     for term in subject.terms:
         path = f"rewards.{term.name}"
-        yield from _entry(subject, path, term.spec)
-        yield from _counts(subject, path, term.spec)
+        yield from _check_entry(subject, path, term.spec)
+        yield from _check_counts(subject, path, term.spec)
         for split in subject.splits.values():
-            yield from _golds(subject, path, term, split)
+            yield from _check_golds(subject, path, term, split)
     for name, reward in subject.loaded.spec.rewards.items():
         path = f"rewards.{name}"
-        yield from _unread(subject, path, reward)
-    yield from _together(subject)
+        yield from _check_unread(subject, path, reward)
+    yield from _check_together(subject)
     spec = subject.loaded.spec
     if spec.oracle is None and spec.tools:
         yield subject.say("no-oracle/with-tools", "tools", at="key")
@@ -52,7 +52,7 @@ def check_terms(subject: Subject) -> Iterator[Finding]:
             return
 
 
-def _golds(subject: Subject, path: str, term: Term, split: ReadSplit) -> Iterator[Finding]:
+def _check_golds(subject: Subject, path: str, term: Term, split: ReadSplit) -> Iterator[Finding]:
     """Gold values that are empty, all alike, or of another kind than their rule compares."""
     source, has_gold = str(subject.document.get(path)), bool(gold_key(term.spec)) and term.spec.kind == "rule"
     is_meant = has_gold and not is_own(term.spec) and "resources" not in source
@@ -60,7 +60,7 @@ def _golds(subject: Subject, path: str, term: Term, split: ReadSplit) -> Iterato
         return
     values, at = all_golds(subject, term, split), subject.gold_at(term)
     key = "value" if at != path else "key"
-    yield from _taken_apart(subject, at, str(gold_in(term.spec)), split)
+    yield from _check_taken_apart(subject, at, str(gold_in(term.spec)), split)
     for rules, form, what in WORDS["dumped"]:
         is_of = getattr(term.spec, "rule", "") in rules
         if is_of and values and all(re.fullmatch(form, gold or "") for gold in values):
@@ -99,7 +99,7 @@ def _golds(subject: Subject, path: str, term: Term, split: ReadSplit) -> Iterato
         yield subject.say("any-answer/tolerance", f"{path}.tolerance", where)
 
 
-def _taken_apart(subject: Subject, at: str, source: str, split: ReadSplit) -> Iterator[Finding]:
+def _check_taken_apart(subject: Subject, at: str, source: str, split: ReadSplit) -> Iterator[Finding]:
     """A letter of a text in the place of the text, and a list of accepted answers as one text."""
     rows, fixed = split.rows[:1_000], fixed_text(subject)
     for column, index in re.findall(r"\btask\.(\w+)\[(-?\d+)\]", source):
@@ -116,7 +116,7 @@ def _taken_apart(subject: Subject, at: str, source: str, split: ReadSplit) -> It
             return
 
 
-def _entry(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
+def _check_entry(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     """Keys of one entry that are not looked at, or that turn it around."""
     rule = getattr(spec, "rule", "")
     of = subject.loaded.spec.rewards.get(getattr(spec, "of", "") if spec.kind == "group" else "")
@@ -139,7 +139,7 @@ def _entry(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     tells = rule in _ENDS or spec.kind in ("judge", "verify", "tests")
     if not spec.required and tells and all(_is_form(one) or getattr(one, "rule", "") == "length" for one in others):
         yield subject.say("only-form/not-required", f"{path}.required")
-    of_wrong, of_right = _opens(subject, spec.gate, spec.usual_weight)
+    of_wrong, of_right = _gate_openings(subject, spec.gate, spec.usual_weight)
     if of_wrong and spec.usual_weight > 0:
         key = "idle-gate/of-share" if of_right else "wrong-gate/of-wrong"
         yield subject.say(key, f"{path}.gate", spec.gate)
@@ -157,7 +157,7 @@ def _is_form(spec: RewardSpec) -> bool:
     return kind_of("rewards", spec).form == "all"
 
 
-def _opens(subject: Subject, gate: str | None, weight: float) -> tuple[bool, bool]:
+def _gate_openings(subject: Subject, gate: str | None, weight: float) -> tuple[bool, bool]:
     """For what is wrong and for what is right, True where a gate opens; (False, True) where it asks for something else.
 
     Partial credit, which is paid less than what is right, may be for what is wrong alone.
@@ -172,12 +172,12 @@ def _opens(subject: Subject, gate: str | None, weight: float) -> tuple[bool, boo
     return low and not is_partial, high
 
 
-def _counts(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
+def _check_counts(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     """Counts that the limits never let be reached, or always; and those of which less is paid for more."""
     rule, limits = getattr(spec, "rule", ""), subject.limits
     calls = min(limits.turns * limits.calls_per_turn, limits.tool_calls) if subject.tools else 0
     if spec.usual_weight > 0:
-        yield from _of_any_text(subject, path, spec, rule)
+        yield from _check_any_text(subject, path, spec, rule)
     limit = {"turn_count": limits.turns, "tool_call_count": calls, "tool_called": limits.tool_calls}.get(rule)
     least, most = getattr(spec, "min", None), getattr(spec, "max", None)
     # A text that is too short may well cost.
@@ -199,7 +199,7 @@ _TEXTS: Final = ("", "zq xv wk", "{}\n<b>7\n\n- Aa.\n" * 300 + "".join(map(chr, 
 """Texts that have nothing in common: a pattern that is found in all of them is found in any."""
 
 
-def _of_any_text(subject: Subject, path: str, spec: RewardSpec, rule: str) -> Iterator[Finding]:
+def _check_any_text(subject: Subject, path: str, spec: RewardSpec, rule: str) -> Iterator[Finding]:
     """Patterns, schemas and lengths that any text has, and lengths that are too short for what is asked for."""
     pattern, schema = getattr(spec, "pattern", ""), getattr(spec, "schema_", None) or {}
     if rule == "regex" and pattern and "{{" not in pattern:
@@ -224,7 +224,7 @@ def _of_any_text(subject: Subject, path: str, spec: RewardSpec, rule: str) -> It
             yield subject.say("limits/detail", f"{path}.max", asked[0][0], most, unit)
 
 
-def _together(subject: Subject) -> Iterator[Finding]:
+def _check_together(subject: Subject) -> Iterator[Finding]:
     """The findings on the terms as a whole."""
     spec, document = subject.loaded.spec, subject.document
     rules = {name: getattr(reward, "rule", reward.kind) for name, reward in spec.rewards.items()}
@@ -259,7 +259,7 @@ def _together(subject: Subject) -> Iterator[Finding]:
     of_form = [name for name, one in spec.rewards.items() if one.kind == "rule" and rules[name] != "answered"]
     if is_asked and forms.intersection(of_form) == {*spec.rewards}:
         yield subject.say("unread-answer/by-any", "answer", at="key")
-    yield from _exclusive(subject, paid)
+    yield from _check_exclusive(subject, paid)
     highest = max((abs(reward.usual_weight) for reward in spec.rewards.values()), default=0.0)
     for name, reward in spec.rewards.items():
         if 0 < abs(reward.usual_weight) < highest / 1_000 and not isinstance(reward.weight, str):
@@ -281,7 +281,7 @@ def _together(subject: Subject) -> Iterator[Finding]:
             yield subject.say("only-form/more", f"rewards.{some[0]}.weight", what, ", ".join(some), ", ".join(others))
 
 
-def _exclusive(subject: Subject, paid: Sequence[str]) -> Iterator[Finding]:
+def _check_exclusive(subject: Subject, paid: Sequence[str]) -> Iterator[Finding]:
     """Terms of which one pays just where another does not; steps of a scale are paid otherwise than each other."""
     spans: dict[Any, list[tuple[str, float, float, float]]] = {}
     for name in [name for name in paid if subject.loaded.spec.rewards[name].gate is None]:
@@ -306,13 +306,13 @@ def _is_of_right(rewards: Mapping[str, RewardSpec], name: str, gold: Sequence[st
     return not expression({one: float(one not in gold) for one in expression.names})
 
 
-def _unread(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
+def _check_unread(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     """A judge, a call or hidden tests that are shown nothing of what the policy wrote, whatever that is."""
     key = {"judge": "prompt", "verify": "arguments", "tests": "code"}.get(spec.kind)
     if key is None or (spec.kind == "verify" and not _is_fixed(subject, getattr(spec, "tool", ""))):
         return
     texts = [getattr(spec, key), *(getattr(one, "prompt", None) for one in getattr(spec, "judges", ()))]
-    if any(PATTERNS.written.search(filled) for text in texts if text for filled in _filled_in(text)):
+    if any(PATTERNS.written.search(filled) for text in texts if text for filled in _fill_in(text)):
         return
     name = "{{ message }}" if spec.kind == "judge" else "{{ answer }}"
     yield subject.say("unread-answer/by-term", f"{path}.{key}", name)
@@ -324,28 +324,28 @@ def _is_fixed(subject: Subject, name: str) -> bool:
     return tool is not None and tool.kind in ("sql", "calculator", "search", "code", "command") and not tool.mutates
 
 
-def _filled_in(value: Any) -> Iterator[str]:
+def _fill_in(value: Any) -> Iterator[str]:
     for _, text in strings_in(value, ()):
         yield from re.findall(r"\{[{%].*?[}%]\}", text, re.DOTALL)
 
 
-def _shape(text: str) -> str:
+def _text_shape(text: str) -> str:
     return next((name for name, pattern in WORDS["shapes"] if re.fullmatch(pattern, text.strip())), "")
 
 
-def _shown(subject: Subject) -> str:
+def _shown_answer(subject: Subject) -> str:
     """An answer that the prompt shows as an example, such as <answer>12%</answer>; "" where none has a shape."""
     answer, fixed = subject.loaded.spec.answer, fixed_text(subject)
     tagged = re.findall(rf"<{re.escape(answer.tag)}>([^<>\n]*)</", fixed) if answer.from_ == "tag" else []
     found = extract(answer, ParsedAction(fixed)) if answer.from_ in ("boxed", "regex") else None
-    return next(filter(_shape, [*tagged, found.text if found is not None else ""]), "")
+    return next(filter(_text_shape, [*tagged, found.text if found is not None else ""]), "")
 
 
-def asked_shapes(subject: Subject, rule: str, golds: Sequence[str]) -> Iterator[tuple[str, str]]:
+def check_asked_shapes(subject: Subject, rule: str, golds: Sequence[str]) -> Iterator[tuple[str, str]]:
     """An answer that the prompt shows as an example, and that looks like no gold value."""
     if rule not in ("exact_match", "f1", "numeric_match"):
         return
-    shown, shapes = _shown(subject), {_shape(gold) for gold in golds}
+    shown, shapes = _shown_answer(subject), {_text_shape(gold) for gold in golds}
     # Where numbers are compared, a percentage and an amount of money are numbers.
     numbers = {"a percentage", "a number", *(name for name, _ in WORDS["shapes"] if name.startswith("an amount"))}
     alike = numbers if rule == "numeric_match" else set[str]()
@@ -356,11 +356,11 @@ def asked_shapes(subject: Subject, rule: str, golds: Sequence[str]) -> Iterator[
         form = "".join({"N": r"\d", "X": r"\w"}.get(sign, re.escape(sign)) for sign in mask)
         if lost := [gold for gold in golds if re.fullmatch(form, gold) is None]:
             yield f"the prompt shows the form {mask}, and a gold value is {lost[0][:40]!r}", "write both alike"
-    if (wanted := _shape(shown)) and golds and not shapes & (alike if wanted in alike else {wanted}):
+    if (wanted := _text_shape(shown)) and golds and not shapes & (alike if wanted in alike else {wanted}):
         yield f"the prompt shows the answer {shown[:40]!r}, and a gold value is {golds[0][:40]!r}", "write both alike"
 
 
-def asked_numbers(subject: Subject, term: Term, golds: Sequence[str]) -> Iterator[tuple[str, str]]:
+def check_asked_numbers(subject: Subject, term: Term, golds: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Numbers that lie outside of what the prompt asks for, or that what is rounded as it says does not meet."""
     given = [float(value) for gold in golds if (value := number(gold)) is not None]
     rule = getattr(term.spec, "rule", "")
@@ -369,7 +369,7 @@ def asked_numbers(subject: Subject, term: Term, golds: Sequence[str]) -> Iterato
     sentences = [sentence for sentence in demands(subject) if PATTERNS.asks.search(sentence)]
     is_share = max(map(abs, given)) <= 1 and any(value % 1 for value in given)
     said = [found[0] for text in sentences if (found := PATTERNS.per_cent.search(text))]
-    said += [shown] if _shape(shown := _shown(subject)) == "a percentage" else []
+    said += [shown] if _text_shape(shown := _shown_answer(subject)) == "a percentage" else []
     if is_share and said:
         yield f"the prompt asks for '{said[0]}', and a gold value is {golds[0]}", "write percentages in both"
         return
@@ -392,7 +392,7 @@ def asked_numbers(subject: Subject, term: Term, golds: Sequence[str]) -> Iterato
                     return
 
 
-def long_episodes(subject: Subject, got: Trajectory, where: str) -> Iterator[tuple[str, tuple[str, ...], Any]]:
+def check_long_episodes(subject: Subject, got: Trajectory, where: str) -> Iterator[tuple[str, tuple[str, ...], Any]]:
     """Oracles that take more tokens than an episode may, by the fewest that so many characters are."""
     limit = subject.limits.response_tokens
     observed = [turn.observation.messages for turn in got.turns if turn.observation is not None]
@@ -401,7 +401,7 @@ def long_episodes(subject: Subject, got: Trajectory, where: str) -> Iterator[tup
         yield "limits/tokens", ("limits", "response_tokens"), (limit, where)
 
 
-def told_otherwise(subject: Subject, oracle: Mapping[tuple[str, int], Trajectory]) -> Iterator[Finding]:
+def check_told_otherwise(subject: Subject, oracle: Mapping[tuple[str, int], Trajectory]) -> Iterator[Finding]:
     """A search whose results never show what the oracle answers, or a look-up whose only result is another number."""
     pairs: list[tuple[str, str, str]] = []
     for got in oracle.values():
@@ -425,7 +425,7 @@ def told_otherwise(subject: Subject, oracle: Mapping[tuple[str, int], Trajectory
         yield subject.say("wrong-oracle/otherwise", f"tools.{pairs[0][0]}", *pairs[0][1:], at="key")
 
 
-def came_otherwise(subject: Subject, first: Trajectory, second: Trajectory) -> Iterator[Finding]:
+def check_came_otherwise(subject: Subject, first: Trajectory, second: Trajectory) -> Iterator[Finding]:
     """An episode that was played twice with one seed, and came out otherwise."""
     for name, term in first.reward.terms.items():
         other = second.reward.terms[name]

@@ -47,14 +47,14 @@ def check_oracle(subject: Subject) -> Iterator[Finding]:
     else:
         is_text = isinstance(oracle, str)
         site, steps = Site(("oracle",), str(oracle), _NAMES[:2], {}), subject.loaded.spec.steps
-        of_steps = itertools.chain(*(check(subject, steps) for check in (_order, _exist, _templates)))
+        of_steps = itertools.chain(*(check(subject, steps) for check in (_check_order, _check_calls, _check_templates)))
         yield from (faults := list(check_site(subject, site) if is_text else of_steps))
         if not faults:
             plan = _Script(subject)
             yield from (fault for split in subject.splits.values() if (fault := plan.fault(split)) is not None)
 
 
-def _order(subject: Subject, steps: Sequence[OracleStep]) -> Iterator[Finding]:
+def _check_order(subject: Subject, steps: Sequence[OracleStep]) -> Iterator[Finding]:
     answer = subject.loaded.spec.answer
     for index, step in enumerate(steps[:-1]):
         if step.say is not None and step.when is None and subject.loaded.spec.user is None:
@@ -80,7 +80,7 @@ def _is_written(step: OracleStep) -> bool:
     return len(list(calls_in(step))) == sum(len(group) if isinstance(group, Mapping) else 1 for group in groups)
 
 
-def _exist(subject: Subject, steps: Sequence[OracleStep]) -> Iterator[Finding]:
+def _check_calls(subject: Subject, steps: Sequence[OracleStep]) -> Iterator[Finding]:
     for index, step in enumerate(steps):
         for place, name, arguments in calls_in(step):
             path: KeyPath = ("oracle", index, "call", *place)
@@ -101,13 +101,13 @@ def _exist(subject: Subject, steps: Sequence[OracleStep]) -> Iterator[Finding]:
                     yield subject.document.fault(path, message, f"add '{needed}: …'", at="key")
 
 
-def _templates(subject: Subject, steps: Sequence[OracleStep]) -> Iterator[Finding]:
+def _check_templates(subject: Subject, steps: Sequence[OracleStep]) -> Iterator[Finding]:
     for index, step in enumerate(steps):
         stand_ins: dict[str, Any] = {"results": _Results()}
         if step.for_each is not None:
             stand_ins["item"] = Stub()
-        texts = [(path, text) for path, text in _texts(step.call, ("oracle", index, "call"))]
-        texts += _texts(step.expect, ("oracle", index, "expect"))
+        texts = [(path, text) for path, text in _template_texts(step.call, ("oracle", index, "call"))]
+        texts += _template_texts(step.expect, ("oracle", index, "expect"))
         for key, text in (("for_each", step.for_each), ("when", step.when)):
             texts += [(("oracle", index, key), braced(text))] if text is not None else []
         texts += [(("oracle", index, "say"), step.say)] if step.say is not None else []
@@ -135,13 +135,13 @@ class _Results(list[Stub]):
         return Stub()
 
 
-def _texts(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
+def _template_texts(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
     """The templates of a value, those in the keys of its mappings among them."""
     if isinstance(value, str) and "{" in value:
         yield path, value
     for key, item in parts_of(value):
-        yield from _texts(key, (*path, key))
-        yield from _texts(item, (*path, key))
+        yield from _template_texts(key, (*path, key))
+        yield from _template_texts(item, (*path, key))
 
 
 @dataclass(slots=True)
@@ -173,16 +173,16 @@ class _Script:
         """The first fault in the rows of a split."""
         for number, row in enumerate(split.rows):
             where = f"row {number + 1} of split '{split.name}'"
-            if (fault := self._of_row({"task": row, "vars": self.spec.vars}, where)) is not None:
+            if (fault := self._check_row({"task": row, "vars": self.spec.vars}, where)) is not None:
                 return fault
         return None
 
-    def _of_row(self, values: Mapping[str, Any], where: str) -> Finding | None:
+    def _check_row(self, values: Mapping[str, Any], where: str) -> Finding | None:
         count = _Count(values["task"], self.limits.widest([values["task"]]))
         if isinstance(self.spec.oracle, str):
-            fault = self._recorded(self.spec.oracle, values, count, where)
+            fault = self._check_recorded(self.spec.oracle, values, count, where)
         else:
-            faults = (self._of_step(index, values, count, where) for index in range(len(self.spec.steps)))
+            faults = (self._check_step(index, values, count, where) for index in range(len(self.spec.steps)))
             fault = next((fault for fault in faults if fault is not None), None)
         if fault is not None:
             return fault
@@ -196,19 +196,19 @@ class _Script:
                 return document.fault(at, message, raised, at="value" if "." in at else "key")
         return None
 
-    def _recorded(self, source: str, values: Mapping[str, Any], count: _Count, where: str) -> Finding | None:
+    def _check_recorded(self, source: str, values: Mapping[str, Any], count: _Count, where: str) -> Finding | None:
         path: KeyPath = ("oracle",)
         try:
             actions = golds.read_actions(golds.listed(compile_template(source).value(**values)), self._known(count))
         except (PolicyError, TemplateError) as error:
-            return self._fault(path, f"its actions fail for {where}: {error}", "name a column that holds a list")
+            return self._fault_at(path, f"its actions fail for {where}: {error}", "name a column that holds a list")
         if not actions:
-            return self._fault(path, f"it gives no action for {where}", "drop such rows, or fill the column")
+            return self._fault_at(path, f"it gives no action for {where}", "drop such rows, or fill the column")
         count.turns += len(actions)
         made = [action.tool_calls for action in actions if isinstance(action, Message)]
-        return self._of_calls(path, [calls for calls in made if calls], count, where)
+        return self._check_row_calls(path, [calls for calls in made if calls], count, where)
 
-    def _of_step(self, index: int, values: Mapping[str, Any], count: _Count, where: str) -> Finding | None:
+    def _check_step(self, index: int, values: Mapping[str, Any], count: _Count, where: str) -> Finding | None:
         step, path = self.spec.steps[index], ("oracle", index)
         hint = "name a column that holds a list"
         if golds.is_later(step):
@@ -216,21 +216,21 @@ class _Script:
         try:
             items = golds.items_of(step, {**values, "results": _Results()})
         except TemplateError as error:
-            return self._fault((*path, "for_each"), f"for_each fails for {where}: {error}", hint)
+            return self._fault_at((*path, "for_each"), f"for_each fails for {where}: {error}", hint)
         except PolicyError as error:
             message = str(error).replace(";", f" for {where};", 1)
-            return self._fault((*path, "for_each"), message, hint)
+            return self._fault_at((*path, "for_each"), message, hint)
         for item in items:
             inner = {**values, "results": _Results(), "item": item}
             try:
                 if not golds.holds(step, inner):
                     continue
             except TemplateError as error:
-                return self._fault((*path, "when"), f"the condition fails for {where}: {error}", "guard it")
+                return self._fault_at((*path, "when"), f"the condition fails for {where}: {error}", "guard it")
             if count.is_over:
                 message = f"text without a call ends the episode of {where}, so that this step is never played"
-                return self._fault(path, message, "make the text the last step")
-            if step.call is not None and (fault := self._called(index, inner, count, where)) is not None:
+                return self._fault_at(path, message, "make the text the last step")
+            if step.call is not None and (fault := self._check_step_calls(index, inner, count, where)) is not None:
                 return fault
             if step.say is not None:
                 count.turns += 1
@@ -240,7 +240,7 @@ class _Script:
                     return fault
         return None
 
-    def _called(self, index: int, values: Mapping[str, Any], count: _Count, where: str) -> Finding | None:
+    def _check_step_calls(self, index: int, values: Mapping[str, Any], count: _Count, where: str) -> Finding | None:
         step, written = self.spec.steps[index], self.written[index]
         path: KeyPath = ("oracle", index, "call")
         if written is None:
@@ -249,43 +249,43 @@ class _Script:
             try:
                 groups = golds.read_calls(golds.filled(step.call, values), self._known(count))
             except (PolicyError, TemplateError) as error:
-                return self._fault(path, f"the call fails for {where}: {error}", "name a column that holds calls")
+                return self._fault_at(path, f"the call fails for {where}: {error}", "name a column that holds calls")
             count.turns += len(groups)
-            return self._of_calls(path, groups, count, where)
+            return self._check_row_calls(path, groups, count, where)
         count.turns += 1
-        if (fault := self._counted(path, len(written), count)) is not None:
+        if (fault := self._count_calls(path, len(written), count)) is not None:
             return fault
         for place, name, fill in written:
             try:
-                fault = None if fill is None else self._unfit((*path, *place), name, fill(**values), count, where)
+                fault = None if fill is None else self._check_fit((*path, *place), name, fill(**values), count, where)
             except TemplateError as error:
-                return self._fault((*path, *place), f"the arguments fail for {where}: {error}", "guard the template")
+                return self._fault_at((*path, *place), f"the arguments fail for {where}: {error}", "guard the template")
             if fault is not None:
                 return fault
         return None
 
-    def _of_calls(
+    def _check_row_calls(
         self, path: KeyPath, groups: Sequence[Sequence[ToolCall | MalformedCall]], count: _Count, where: str
     ) -> Finding | None:
         """The first fault of calls that a row says."""
         for calls in groups:
-            if (fault := self._counted(path, len(calls), count)) is not None:
+            if (fault := self._count_calls(path, len(calls), count)) is not None:
                 return fault
             for call in calls:
                 if isinstance(call, MalformedCall):
                     why = f"a recorded call of {where} cannot be read: {call.reason}"
-                    return self._fault(path, why, "mend the row")
-                if (fault := self._unfit(path, call.name, call.arguments, count, where)) is not None:
+                    return self._fault_at(path, why, "mend the row")
+                if (fault := self._check_fit(path, call.name, call.arguments, count, where)) is not None:
                     return fault
         return None
 
-    def _counted(self, path: KeyPath, calls: int, count: _Count) -> Finding | None:
+    def _count_calls(self, path: KeyPath, calls: int, count: _Count) -> Finding | None:
         count.calls += calls
         most = count.limits.calls_per_turn
         if calls <= most:
             return None
         message = f"the step makes {calls} calls; limits.calls_per_turn is {most}"
-        return self._fault(path, message, f"raise limits.calls_per_turn to {calls}")
+        return self._fault_at(path, message, f"raise limits.calls_per_turn to {calls}")
 
     def _known(self, count: _Count) -> Parameters:
         """The parameters of the tools that the row has then."""
@@ -299,7 +299,7 @@ class _Script:
             self.parameters[id(tools)] = (tools, golds.parameters_of(tools.schemas))
         return self.parameters[id(tools)][1]
 
-    def _unfit(
+    def _check_fit(
         self, path: KeyPath, name: str, arguments: Mapping[str, Any], count: _Count, where: str
     ) -> Finding | None:
         """A call of a tool that the row does not have then, or whose arguments do not fit its schema."""
@@ -312,7 +312,7 @@ class _Script:
             if self.subject.lacks("tools", name):
                 return None
             hint = did_you_mean(name, tools, "tools")
-            return self._fault(path, f"there is no tool '{name}', which {where} calls", hint)
+            return self._fault_at(path, f"there is no tool '{name}', which {where} calls", hint)
         if id(tool) not in self.checks:
             if len(self.checks) >= _MOST_CHECKS:
                 self.checks.clear()
@@ -321,14 +321,14 @@ class _Script:
         if not tool.is_strict or check.fits(arguments):
             return None
         message = f"the arguments do not fit '{name}' for {where}: {check.explain(arguments)}"
-        return self._fault(path, message, "a lone {{ … }} keeps its type; add a filter such as |int or |string")
+        return self._fault_at(path, message, "a lone {{ … }} keeps its type; add a filter such as |int or |string")
 
-    def _fault(self, path: KeyPath, message: str, hint: str) -> Finding:
+    def _fault_at(self, path: KeyPath, message: str, hint: str) -> Finding:
         return self.subject.document.fault(path, message, hint)
 
 
 def _reads_results(value: Any) -> bool:
-    return any("results" in compile_template(text).names for _, text in _texts(value, ()))
+    return any("results" in compile_template(text).names for _, text in _template_texts(value, ()))
 
 
 def _answer_fault(subject: Subject, say: str, index: int, values: Mapping[str, Any], where: str) -> Finding | None:
@@ -359,7 +359,7 @@ def _answer_fault(subject: Subject, say: str, index: int, values: Mapping[str, A
 _MAX_READ = 1_000
 
 
-async def no_call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+async def refuse_call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
     raise RewardError("no tool runs while a spec is validated")
 
 
@@ -374,19 +374,19 @@ def check_gold(subject: Subject) -> Iterator[Finding]:
             continue
         for split in subject.splits.values():
             if term.measure is not None and gold_key(term.spec):
-                yield from _asked(subject, _measured(term.measure), path, split, len(split.rows), is_open)
+                yield from _check_rows(subject, _as_check(term.measure), path, split, len(split.rows), is_open)
             if term.check_gold is not None:
-                yield from _asked(subject, term.check_gold, path, split, _most(subject, term, split), is_open)
+                yield from _check_rows(subject, term.check_gold, path, split, _row_limit(subject, term, split), is_open)
 
 
-def _measured(measure: Callable[[RewardContext], object]) -> Callable[[RewardContext], None]:
+def _as_check(measure: Callable[[RewardContext], object]) -> Callable[[RewardContext], None]:
     def ask(context: RewardContext) -> None:
         measure(context)
 
     return ask
 
 
-def _most(subject: Subject, term: Term, split: ReadSplit) -> int:
+def _row_limit(subject: Subject, term: Term, split: ReadSplit) -> int:
     """The number of rows to look at; says so where that is not all of them."""
     total = len(split.rows)
     if term.measure is not None or total <= _MAX_READ:
@@ -398,13 +398,13 @@ def _most(subject: Subject, term: Term, split: ReadSplit) -> int:
 
 def gold_fault(term: Term, row: Mapping[str, Any], constants: Mapping[str, Any]) -> str:
     """The reason why a rule cannot compare with the gold values of a row, "" where it can."""
-    ask = term.check_gold or (term.measure and _measured(term.measure))
-    return _fault(ask, row, constants) if ask is not None else ""
+    ask = term.check_gold or (term.measure and _as_check(term.measure))
+    return _measure_fault(ask, row, constants) if ask is not None else ""
 
 
-def _fault(ask: Callable[[RewardContext], None], row: Mapping[str, Any], constants: Mapping[str, Any]) -> str:
+def _measure_fault(ask: Callable[[RewardContext], None], row: Mapping[str, Any], constants: Mapping[str, Any]) -> str:
     context = RewardContext(
-        task=row, messages=(), turns=(), answer="1", resources={}, vars=constants, call=no_call, reason="answer"
+        task=row, messages=(), turns=(), answer="1", resources={}, vars=constants, call=refuse_call, reason="answer"
     )
     try:
         ask(context)
@@ -413,7 +413,7 @@ def _fault(ask: Callable[[RewardContext], None], row: Mapping[str, Any], constan
     return ""
 
 
-def _asked(
+def _check_rows(
     subject: Subject,
     ask: Callable[[RewardContext], None],
     path: str,
@@ -422,7 +422,7 @@ def _asked(
     is_open: Callable[[Mapping[str, Any]], bool],
 ) -> Iterator[Finding]:
     for index, row in enumerate(split.rows[:most]):
-        if is_open(row) and (why := _fault(ask, row, subject.loaded.spec.vars)):
+        if is_open(row) and (why := _measure_fault(ask, row, subject.loaded.spec.vars)):
             message = f"row {index + 1} of split '{split.name}' cannot be scored: {why}"
             fix = "fill the column with what the rule compares with, or drop such rows"
             yield subject.document.fault(path, message, fix, at="value" if path.count(".") > 1 else "key")

@@ -54,9 +54,9 @@ def check_meaning(endpoint: Endpoint, known: Sequence[Finding], subject: Subject
 
     One request; where the server's context has no room for all, it is asked again with less.
     """
-    view = view_of(subject, known)
+    view = spec_text(subject, known)
     try:
-        listed = object_in(run_sync(_asked, endpoint, view)).get("findings")
+        listed = object_in(run_sync(_ask_reader, endpoint, view)).get("findings")
         if not isinstance(listed, list):
             raise ValueError("the object has no list 'findings'")
     except (EndpointError, ValueError) as error:
@@ -70,10 +70,10 @@ def check_meaning(endpoint: Endpoint, known: Sequence[Finding], subject: Subject
         if not isinstance(sure, (int, float)) or sure >= _SURE:
             what, fix = (" ".join(str(entry.get(key) or "").split()) for key in ("what", "fix"))
             message = f"{endpoint.model} reads: {cut_end(what, 1_000)}"
-            yield subject.document.warning(_at(subject, entry.get("where")), message, cut_end(fix, 500), "read")
+            yield subject.document.warning(_place_of(subject, entry.get("where")), message, cut_end(fix, 500), "read")
 
 
-def _at(subject: Subject, where: object) -> KeyPath | str:
+def _place_of(subject: Subject, where: object) -> KeyPath | str:
     """The place that a reply names, or the nearest one around it that the spec has."""
     keys = [*str(where or "").replace("[", ".").replace("]", "").split(".")]
     while keys and not subject.document.has(".".join(keys)):
@@ -81,7 +81,7 @@ def _at(subject: Subject, where: object) -> KeyPath | str:
     return ".".join(keys) if keys else ()
 
 
-async def _asked(endpoint: Endpoint, view: str) -> str:
+async def _ask_reader(endpoint: Endpoint, view: str) -> str:
     """The reply. Raises EndpointError: the server failed; ValueError: a limit of tokens has cut it."""
     most = SamplingSpec(max_tokens=endpoint.sampling.max_tokens or _MAX_TOKENS)
     size = _VIEW
@@ -101,36 +101,36 @@ async def _asked(endpoint: Endpoint, view: str) -> str:
             return completion.message.content
 
 
-def view_of(subject: Subject, known: Sequence[Finding]) -> str:
+def spec_text(subject: Subject, known: Sequence[Finding]) -> str:
     """The spec as text: its files, the meaning of its keys, rows, prompts, tools, plays, and what is said already."""
     spec = subject.loaded.spec
-    effect = {name: _settings(getattr(spec, name)) for name in _SETTINGS}
+    effect = {name: _settings_text(getattr(spec, name)) for name in _SETTINGS}
     parts = {
-        "The spec": "\n\n".join(f"## {file.name}\n{_text(file)}" for file in subject.document.files),
-        "What its keys mean": "\n".join(_meanings(subject)),
-        "Settings as they hold, with defaults": _json(effect),
-        "Rows": "\n\n".join(_rows(subject, split) for split in subject.splits.values()),
-        "Prompts, as the policy gets them": _json(_prompts(subject)),
-        "Tools, as the policy gets them": _json([tool.schema for tool in subject.tools.values()]),
-        "Files that the spec names": "\n\n".join(_files(subject)),
-        "Played": "\n\n".join(_played(subject)),
+        "The spec": "\n\n".join(f"## {file.name}\n{_file_text(file)}" for file in subject.document.files),
+        "What its keys mean": "\n".join(_key_meanings(subject)),
+        "Settings as they hold, with defaults": _dump(effect),
+        "Rows": "\n\n".join(_rows_text(subject, split) for split in subject.splits.values()),
+        "Prompts, as the policy gets them": _dump(_first_prompts(subject)),
+        "Tools, as the policy gets them": _dump([tool.schema for tool in subject.tools.values()]),
+        "Files that the spec names": "\n\n".join(_files_text(subject)),
+        "Played": "\n\n".join(_plays_text(subject)),
         "Said already": "\n".join(f"{one.where}: {one.message}" for one in known),
     }
     return redact("\n\n".join(f"# {name}\n{cut_middle(text, _PART)}" for name, text in parts.items() if text))
 
 
-def _json(value: Any, indent: int | None = 1) -> str:
+def _dump(value: Any, indent: int | None = 1) -> str:
     return json.dumps(value, ensure_ascii=False, indent=indent, default=str)
 
 
-def _settings(part: Any) -> Any:
+def _settings_text(part: Any) -> Any:
     """A part of the spec with its defaults."""
     if isinstance(part, Mapping):
-        return {name: _settings(entry) for name, entry in part.items()}
+        return {name: _settings_text(entry) for name, entry in part.items()}
     return part.model_dump(mode="json", by_alias=True, exclude_none=True) if isinstance(part, BaseModel) else part
 
 
-def _prompts(subject: Subject) -> list[list[dict[str, str]]]:
+def _first_prompts(subject: Subject) -> list[list[dict[str, str]]]:
     """The first prompts: of episodes that were played, else as far as they can be told without one."""
     plays = subject.made.get("plays")
     ways = [plays.oracle, *plays.ways.values()] if isinstance(plays, TriedPlays) else []
@@ -139,7 +139,7 @@ def _prompts(subject: Subject) -> list[list[dict[str, str]]]:
     return [[{message.role: cut_middle(message.content, _ROW * 2)} for message in one] for one in said]
 
 
-def _text(file: Path) -> str:
+def _file_text(file: Path) -> str:
     """The first part of a file's text; of an SQLite database its tables with some rows."""
     try:
         with open(file, "rb") as opened:  # it may be of any size
@@ -154,7 +154,7 @@ def _text(file: Path) -> str:
         return f"(it cannot be read: {error})"
 
 
-def _meanings(subject: Subject) -> Iterator[str]:
+def _key_meanings(subject: Subject) -> Iterator[str]:
     """The descriptions of the keys that are written, each once, and of the kinds of entries."""
     data, told = subject.document.data, set[str]()
 
@@ -177,20 +177,20 @@ def _meanings(subject: Subject) -> Iterator[str]:
             yield line
 
 
-def _rows(subject: Subject, split: ReadSplit) -> str:
+def _rows_text(subject: Subject, split: ReadSplit) -> str:
     """The rows of a split, spread evenly where there are many, and how its columns vary."""
     rows = split.rows
-    size = sum(len(_json(row, None)) for row in rows[:_ROWS]) // min(len(rows), _ROWS)
+    size = sum(len(_dump(row, None)) for row in rows[:_ROWS]) // min(len(rows), _ROWS)
     most = max(_ROWS, min(_OF_ROWS // max(size, 1), len(rows)))  # all of them, where they are few and short
-    different = len({_json(row, None) for row in rows})
+    different = len({_dump(row, None) for row in rows})
     shown = sorted({index * (len(rows) - 1) // (most - 1) for index in range(most)})
-    lines = [f"{index}: {cut_middle(_json(rows[index], None), _ROW)}" for index in shown]
+    lines = [f"{index}: {cut_middle(_dump(rows[index], None), _ROW)}" for index in shown]
     values = {name: len({str(row.get(name)) for row in rows}) for name in split.columns}
     columns = [f"{name}: in {count} rows, {values[name]} different" for name, count in split.columns.items()]
     return "\n".join([f"## {split.name}: {len(rows)} rows, {different} different. " + "; ".join(columns), *lines])
 
 
-def _files(subject: Subject) -> Iterator[str]:
+def _files_text(subject: Subject) -> Iterator[str]:
     """The files that the spec names below its own folder, of folders too: text whole or cut.
 
     What lies elsewhere is not shown: a path may be one inside of a machine, as `keep: [/etc]` is, and this computer's
@@ -215,10 +215,10 @@ def _files(subject: Subject) -> Iterator[str]:
         shown = [one for one in below if is_file(one[0]) and not one[0].is_symlink() and "/." not in f"/{one[1]}"]
         for file, name in shown[:_LISTED]:
             most = _PART // 2 if file is place else _ROW
-            yield f"## {name} ({file.stat().st_size} bytes)\n{cut_middle(_text(file), most)}"
+            yield f"## {name} ({file.stat().st_size} bytes)\n{cut_middle(_file_text(file), most)}"
 
 
-def _played(subject: Subject) -> Iterator[str]:
+def _plays_text(subject: Subject) -> Iterator[str]:
     """The oracle's first episode of each split, and what each way of playing earns."""
     plays = subject.made.get("plays")
     if not isinstance(plays, TriedPlays):
@@ -227,14 +227,14 @@ def _played(subject: Subject) -> Iterator[str]:
         yield f"Not measured, since a model or a program would have to be asked: {', '.join(sorted(plays.unknown))}"
     right = "the oracle, or the row's gold fed back (no proof that the gold is right)"
     for way, episodes in {right: plays.oracle, **plays.ways}.items():
-        earned = grouped((_earned(got), f"{split}/{row}") for (split, row), got in episodes.items())
+        earned = grouped((_earned_text(got), f"{split}/{row}") for (split, row), got in episodes.items())
         yield f"## {way}\n" + "\n".join(f"{', '.join(rows)}: {what}" for what, rows in earned.items())
     for (split, row), got in plays.oracle.items():
         if row == 0:
             yield f"## The oracle's episode {split}/{row}\n{_transcript(got)}"
 
 
-def _earned(got: Trajectory) -> str:
+def _earned_text(got: Trajectory) -> str:
     terms = ", ".join(f"{name} {term.value}" for name, term in got.reward.terms.items() if term.value is not None)
     failed = f", failed: {got.failure.message}" if got.failure is not None else ""
     calls = sum(len(turn.parsed.calls) for turn in got.turns)

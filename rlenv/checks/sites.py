@@ -73,7 +73,7 @@ class Site:
     stand_ins: Mapping[str, Any]
 
 
-def listed_names(options: tuple[str, ...] | list[str]) -> str:
+def names_hint(options: tuple[str, ...] | list[str]) -> str:
     """Options for a hint."""
     return ", ".join(options) if options else "none"
 
@@ -100,11 +100,11 @@ def names_at(path: KeyPath, *, kind: str = "") -> tuple[str, ...]:
 
 def check_templates(subject: Subject) -> Iterator[Finding]:
     """Faults of all templates outside the oracle."""
-    for site in _sites(subject):
+    for site in _find_sites(subject):
         yield from check_site(subject, site)
 
 
-def _sites(subject: Subject) -> Iterator[Site]:
+def _find_sites(subject: Subject) -> Iterator[Site]:
     spec, document = subject.loaded.spec, subject.document
     stubs: dict[str, Any] = {"resources": dict.fromkeys(spec.resources, Stub())}
     for at, text in prompt_texts(spec.prompt):
@@ -123,16 +123,16 @@ def _sites(subject: Subject) -> Iterator[Site]:
             kind = getattr(entry, "kind", "")
             of_judge = ("message", "transcript", "first", "second") if (group, kind) == ("rewards", "judge") else ()
             shown = {**stand_ins, **dict.fromkeys(of_judge, "text")}
-            for path, text in _texts(document.get((group, name)), (group, name)):
+            for path, text in _template_texts(document.get((group, name)), (group, name)):
                 yield Site(path, text, names_at(path, kind=kind), shown)
-    for path, text in _texts(document.get("limits"), ("limits",)):
+    for path, text in _template_texts(document.get("limits"), ("limits",)):
         yield Site(path, text, _ROW, {})
     said = {**stubs, "message": "text", "turn": 1, "player": "", "said": Stub()}
-    for path, text in _texts(document.get("user"), ("user",)):
+    for path, text in _template_texts(document.get("user"), ("user",)):
         if path[1] != "roles":  # columns are no templates
             yield Site(path, text, names_at(path), said)
     for name in spec.tools:
-        for path, text in _texts(document.get(("tools", name)), ("tools", name)):
+        for path, text in _template_texts(document.get(("tools", name)), ("tools", name)):
             if path[2] == "ends":
                 yield Site(path, text, _ENDS, {**stubs, "tool": name, "result": Stub()})
             else:
@@ -141,7 +141,7 @@ def _sites(subject: Subject) -> Iterator[Site]:
                 yield Site(path, text, _OFFERED if by_row else (), {"user_turn": 0} if by_row else {})
 
 
-def _texts(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
+def _template_texts(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
     for at, text in strings_in(value, path):
         if _MARK.search(text) and at[-1] not in _LITERAL:
             yield at, text
@@ -165,7 +165,7 @@ def check_site(
         return
     if any(_is_lost(subject, path) for path in template.paths):
         return  # it reads what is at fault itself
-    broken = [*_unknown_names(subject, site, template), *_constants(subject, template, site)]
+    broken = [*_unknown_names(subject, site, template), *_check_constants(subject, template, site)]
     yield from broken
     if broken:
         return
@@ -174,7 +174,7 @@ def check_site(
             is_filled = open_on(subject.loaded.spec.rewards[str(site.path[1])].gate if _is_reward(site) else None)
         for split in subject.splits.values():
             rows = [(index, row) for index, row in enumerate(split.rows) if is_filled(row)]
-            yield from _rows(subject, site, template, split, rows)
+            yield from _check_rows(subject, site, template, split, rows)
 
 
 def _is_reward(site: Site) -> bool:
@@ -200,11 +200,11 @@ def _unknown_names(subject: Subject, site: Site, template: Template) -> Iterator
         elif name in subject.loaded.spec.vars:
             hint = f"did you mean 'vars.{name}'?"
         else:
-            hint = f"known names: {listed_names(site.names)}"
+            hint = f"known names: {names_hint(site.names)}"
         yield subject.document.fault(site.path, f"'{name}' is not known here", hint, find=name)
 
 
-def _constants(subject: Subject, template: Template, site: Site) -> Iterator[Finding]:
+def _check_constants(subject: Subject, template: Template, site: Site) -> Iterator[Finding]:
     spec = subject.loaded.spec
     known: dict[str, tuple[Mapping[str, Any], str]] = {
         "vars": (spec.vars, "constant"),
@@ -215,19 +215,19 @@ def _constants(subject: Subject, template: Template, site: Site) -> Iterator[Fin
             continue
         options, word = known[path[0]]
         if path[1] not in options:
-            named = f"known: {listed_names(list(options))}" if options else f"add it under '{path[0]}:'"
+            named = f"known: {names_hint(list(options))}" if options else f"add it under '{path[0]}:'"
             hint = did_you_mean(path[1], options, prefix=f"{path[0]}.", otherwise=named)
             found = ".".join(path[:2])
             yield subject.document.fault(site.path, f"there is no {word} '{path[1]}'", hint, find=found)
             continue
         published = getattr(subject.resources.get(path[1]), "template_attributes", None)
         if path[0] == "resources" and published is not None and len(path) > 2 and path[2] not in published:
-            hint = did_you_mean(path[2], published, otherwise=f"it has: {listed_names(sorted(published))}")
+            hint = did_you_mean(path[2], published, otherwise=f"it has: {names_hint(sorted(published))}")
             message = f"the resource '{path[1]}' shows no '{path[2]}'"
             yield subject.document.fault(site.path, message, hint, find=".".join(path[:3]))
 
 
-def _rows(
+def _check_rows(
     subject: Subject, site: Site, template: Template, split: ReadSplit, rows: Sequence[tuple[int, Mapping[str, Any]]]
 ) -> Iterator[Finding]:
     document, rewards = subject.document, subject.loaded.spec.rewards
@@ -239,7 +239,7 @@ def _rows(
         try:
             value = render(task=row, **constants)
         except TemplateError as error:
-            faults = list(_columns(subject, site, template, split, rows))
+            faults = list(_check_columns(subject, site, template, split, rows))
             if faults:
                 yield from faults
             elif not _needs_episode(template):
@@ -256,7 +256,7 @@ def _rows(
             message = f"row {index + 1} of split '{split.name}' gives {shown}; expected a gold value"
             yield document.fault(site.path, message, "drop such rows, or fill the column")
             break
-    yield from _shadowed(subject, site, template, split)
+    yield from _check_shadowed(subject, site, template, split)
 
 
 def _is_empty(value: Any, reward: Spec) -> bool:
@@ -268,7 +268,7 @@ def _needs_episode(template: Template) -> bool:
     return bool(template.names & {"resources", "answer", "item", "said", "result", "results", "observation", "info"})
 
 
-def _columns(
+def _check_columns(
     subject: Subject, site: Site, template: Template, split: ReadSplit, rows: Sequence[tuple[int, Mapping[str, Any]]]
 ) -> Iterator[Finding]:
     """Columns that the template reads and that some row lacks which it is filled for."""
@@ -279,7 +279,7 @@ def _columns(
             continue
         if path[1] not in split.columns:
             message = f"split '{split.name}' has no column '{path[1]}'"
-            known = f"its columns: {listed_names(list(split.columns))}"
+            known = f"its columns: {names_hint(list(split.columns))}"
             lists = [name for name, value in split.rows[0].items() if isinstance(value, list)]
             if total == 1 and lists and subject.loaded.spec.tasks[split.name].paths:  # a file that is one object
                 known += f"; where '{lists[0]}' holds the rows, add 'key: {lists[0]}'"
@@ -294,7 +294,7 @@ def _columns(
         yield subject.document.fault(site.path, message, hint, find=f"task.{path[1]}")
 
 
-def _shadowed(subject: Subject, site: Site, template: Template, split: ReadSplit) -> Iterator[Finding]:
+def _check_shadowed(subject: Subject, site: Site, template: Template, split: ReadSplit) -> Iterator[Finding]:
     """`task.items` is the method of the mapping, not the column of that name."""
     for path in sorted(template.paths):
         if path[0] != "task" or len(path) < 2 or path[1] not in _DICT_METHODS or path[1] not in split.columns:
@@ -322,7 +322,7 @@ def check_filled(subject: Subject) -> Iterator[Finding]:
     """
     document, data = subject.document, subject.document.data
     for section in ("endpoints", "tools", "resources", "vars", "calls"):
-        yield from _secrets(subject, section)
+        yield from _check_secrets(subject, section)
     for path, text in strings_in(data, ()):
         if path[0] == "dialect" or (path[0] == "tasks" and "rows" in path) or _is_broken(subject, path):
             continue
@@ -334,7 +334,7 @@ def check_filled(subject: Subject) -> Iterator[Finding]:
             yield document.fault(path, f"nothing fills in {found[0]}", f"write ${{env:{found[1]}}}", find=found[0])
         is_filled = path[0] != "vars" and path[-1] != "description" and text in subject.filled.templates
         if path[0] not in ("prompt", "oracle") and not is_filled:
-            yield from _unfilled(subject, path, text)
+            yield from _check_unfilled(subject, path, text)
 
 
 def _is_broken(subject: Subject, path: KeyPath) -> bool:
@@ -349,7 +349,7 @@ def _is_of_a_shell(entry: Any, path: KeyPath) -> bool:
     return isinstance(words, list) and any(str(word).rpartition("/")[2] in _SHELLS for word in words)
 
 
-def _unfilled(subject: Subject, path: KeyPath, text: str) -> Iterator[Finding]:
+def _check_unfilled(subject: Subject, path: KeyPath, text: str) -> Iterator[Finding]:
     for found in _BRACES.finditer(text):
         if found[1] in _NAMES or found[2] in ("if", "for", "set"):
             message = f"nothing fills in '{found[0]} …' here: the text is taken as it stands"
@@ -362,7 +362,7 @@ def _unfilled(subject: Subject, path: KeyPath, text: str) -> Iterator[Finding]:
             return
 
 
-def _secrets(subject: Subject, section: str) -> Iterator[Finding]:
+def _check_secrets(subject: Subject, section: str) -> Iterator[Finding]:
     """Values that look like secrets: a spec is kept and shown, recorded with its runs and shipped."""
     for path, value in strings_in(subject.document.get(section), (section,)):
         is_key = path[-1] == "api_key" and "${env:" not in value and len(value) >= _SHORTEST_KEY

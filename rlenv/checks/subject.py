@@ -301,7 +301,7 @@ def gold_columns(reward: RewardSpec) -> Sequence[str]:
     return [column for column in found if f"task.{column}" not in str(getattr(reward, "arguments", ""))]
 
 
-def filled(subject: Subject, source: str) -> str:
+def fill_template(subject: Subject, source: str) -> str:
     """A template as the first row fills it in; as it stands where it cannot."""
     with contextlib.suppress(TemplateError, RlenvError, StopIteration):
         return compile_template(source).text(task=next(subject.each(1))[1], vars=subject.loaded.spec.vars)
@@ -332,7 +332,7 @@ def _fixed_text(subject: Subject) -> str:
     return "\n".join(parts)[: 20 * MOST_READ]
 
 
-def written(subject: Subject, text: str, tools: Mapping[str, Tool]) -> str | Message | None:
+def to_action(subject: Subject, text: str, tools: Mapping[str, Tool]) -> str | Message | None:
     """An action that gives `text` as its answer; None where no text surely does."""
     spec = subject.loaded.spec.answer
     if spec.from_ == "tool":
@@ -345,10 +345,10 @@ def written(subject: Subject, text: str, tools: Mapping[str, Tool]) -> str | Mes
         value = {**given, name: text} if fits and isinstance(given, dict) else given
         return Message("assistant", "", (ToolCall(tool.name, value),))
     forms = {"tag": f"<{spec.tag}>{text}</{spec.tag}>", "boxed": f"\\boxed{{{text}}}"}
-    return _fitting(spec, text) if spec.from_ == "regex" else forms.get(spec.from_, text)
+    return _fitting_message(spec, text) if spec.from_ == "regex" else forms.get(spec.from_, text)
 
 
-def _fitting(spec: AnswerSpec, text: str) -> str | None:
+def _fitting_message(spec: AnswerSpec, text: str) -> str | None:
     """A message with `text` where the pattern's group stands; None if it finds no answer there, or cannot be told."""
     around = PATTERNS.group.fullmatch(spec.pattern or "")
     sides: list[str] = []

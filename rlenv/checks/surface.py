@@ -30,16 +30,16 @@ _TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 def check_surface(subject: Subject) -> Iterator[Finding]:
     """Faults of tool names, `answer` and `observation`."""
-    yield from _tools(subject)
-    yield from _tools_of_rows(subject)
-    yield from _answer(subject)
-    yield from _observation(subject)
-    yield from _report_by(subject)
-    yield from _delays(subject)
-    yield from _messages(subject)
+    yield from _check_tools(subject)
+    yield from _check_row_tools(subject)
+    yield from _check_answer(subject)
+    yield from _check_observation(subject)
+    yield from _check_report_by(subject)
+    yield from _check_delays(subject)
+    yield from _check_messages(subject)
 
 
-def _messages(subject: Subject) -> Iterator[Finding]:
+def _check_messages(subject: Subject) -> Iterator[Finding]:
     """Rows whose `prompt.messages` are none, or end with no message that a policy could answer."""
     shown = subject.compiled.prompt
     data = [one for one in shown if one.role is None and "resources" not in {path[0] for each in one.templates
@@ -64,7 +64,7 @@ def _messages(subject: Subject) -> Iterator[Finding]:
                 return
 
 
-def _tools(subject: Subject) -> Iterator[Finding]:
+def _check_tools(subject: Subject) -> Iterator[Finding]:
     for name in subject.loaded.spec.tools:
         if not _TOOL_NAME.fullmatch(name):
             message = f"'{name}' is no name that models can call; expected 1 to 64 letters, digits, '_' or '-'"
@@ -72,7 +72,7 @@ def _tools(subject: Subject) -> Iterator[Finding]:
             yield subject.document.fault(("tools", name), message, hint, at="key")
 
 
-def _tools_of_rows(subject: Subject) -> Iterator[Finding]:
+def _check_row_tools(subject: Subject) -> Iterator[Finding]:
     entries = subject.loaded.spec.tools.items()
     by_row = [name for name, entry in entries if str in (type(entry.offered), type(getattr(entry, "tools", None)))]
     if not by_row or subject.compiled.faults:
@@ -90,7 +90,7 @@ def _tools_of_rows(subject: Subject) -> Iterator[Finding]:
             yield subject.document.fault(f"tools.{place}", message, "fill the column in", at="key")
 
 
-def _answer(subject: Subject) -> Iterator[Finding]:
+def _check_answer(subject: Subject) -> Iterator[Finding]:
     spec, document = subject.loaded.spec.answer, subject.document
     rule = spec.from_
     for key, owner in (("pattern", "regex"), ("tool", "tool"), ("argument", "tool"), ("tag", "tag")):
@@ -98,20 +98,20 @@ def _answer(subject: Subject) -> Iterator[Finding]:
             message = f"'{key}' is read only with 'from: {owner}'; found 'from: {rule}'"
             yield document.fault(f"answer.{key}", message, f"write from: {owner}, or remove '{key}'", at="key")
     if rule == "tool":
-        yield from _answer_tool(subject)
+        yield from _check_answer_tool(subject)
     try:
         answers.check(spec)
     except UsageError as error:
         yield document.fault(error.key, error.message, error.hint)
         return
     if rule == "tag":
-        yield from _answer_tag(subject, spec.tag)
+        yield from _check_answer_tag(subject, spec.tag)
     if rule == "regex" and spec.pattern is not None and compile_pattern(spec.pattern).groups == 0:
         message = "the pattern has no group; its first group is the answer"
         yield document.fault("answer.pattern", message, f"write ({spec.pattern})")
 
 
-def _answer_tag(subject: Subject, tag: str) -> Iterator[Finding]:
+def _check_answer_tag(subject: Subject, tag: str) -> Iterator[Finding]:
     """A tag that the dialect reads as thinking or as a call never comes to the answer rule."""
     given = subject.loaded.spec.dialect
     if "dialect" in subject.compiled.broken or (not isinstance(given, str) and dialects.findings_of(given)):
@@ -127,7 +127,7 @@ def _answer_tag(subject: Subject, tag: str) -> Iterator[Finding]:
             return
 
 
-def _report_by(subject: Subject) -> Iterator[Finding]:
+def _check_report_by(subject: Subject) -> Iterator[Finding]:
     for name, source in subject.loaded.spec.tasks.items():
         split = subject.splits.get(name)
         if source.report_by is None or split is None:
@@ -141,7 +141,7 @@ def _report_by(subject: Subject) -> Iterator[Finding]:
             yield subject.document.fault(f"tasks.{name}.report_by", message, hint)
 
 
-def _delays(subject: Subject) -> Iterator[Finding]:
+def _check_delays(subject: Subject) -> Iterator[Finding]:
     places = ["calls.faults", *(f"tools.{name}.faults" for name in subject.loaded.spec.tools)]
     for place in places:
         pair = subject.document.get(f"{place}.delay_s.range")
@@ -152,7 +152,7 @@ def _delays(subject: Subject) -> Iterator[Finding]:
                 yield subject.document.fault(f"{place}.delay_s.range", message, f"write [{high:g}, {low:g}]")
 
 
-def _answer_tool(subject: Subject) -> Iterator[Finding]:
+def _check_answer_tool(subject: Subject) -> Iterator[Finding]:
     spec, document = subject.loaded.spec.answer, subject.document
     if spec.tool is None or subject.lacks("tools", spec.tool):
         return
@@ -171,7 +171,7 @@ def _answer_tool(subject: Subject) -> Iterator[Finding]:
         yield document.fault("answer.argument", f"'{spec.tool}' takes no '{spec.argument}'", hint)
 
 
-def _observation(subject: Subject) -> Iterator[Finding]:
+def _check_observation(subject: Subject) -> Iterator[Finding]:
     spec, document = subject.loaded.spec.observation, subject.document
     if spec.template is not None and spec.format != "template":
         message = f"'template' is read only with 'format: template'; found 'format: {spec.format}'"
@@ -197,14 +197,14 @@ def check_dialect(subject: Subject) -> Iterator[Finding]:
 def _findings(subject: Subject, given: DialectSpec, row: DialectSpec) -> Iterator[RowFault]:
     findings = dialects.findings_of(given)
     yield from findings
-    yield from _called(subject, row)
+    yield from _check_called(subject, row)
     if given.chat_template is not None:
         # The conversation is the template's own, whatever reads the calls.
         inside = dialects.get("hermes") if findings else dialects.inline(given)
-        yield from _chat_template(subject, inside)
+        yield from _check_chat_template(subject, inside)
 
 
-def _called(subject: Subject, row: DialectSpec) -> Iterator[RowFault]:
+def _check_called(subject: Subject, row: DialectSpec) -> Iterator[RowFault]:
     """Forms whose text is one argument of one tool: the tool is there, and so is the argument."""
     for index, form in enumerate(calls_of(row)):
         if form.body != "text" or not form.tool or subject.lacks("tools", form.tool):
@@ -229,7 +229,7 @@ def _called(subject: Subject, row: DialectSpec) -> Iterator[RowFault]:
             yield RowFault((*path, "tool"), message, "name a tool with one required argument")
 
 
-def _chat_template(subject: Subject, inside: Dialect) -> Iterator[RowFault]:
+def _check_chat_template(subject: Subject, inside: Dialect) -> Iterator[RowFault]:
     """The chat template, with the environment's own prompts, tools and answers."""
     from rlenv.tokens.declared import declared_template, rendering_findings, rewritten_history, roles_that_answer
 
@@ -271,16 +271,16 @@ def check_rewards(subject: Subject) -> Iterator[Finding]:
         yield subject.document.fault("rewards", "no term has a positive weight, so nothing is rewarded", hint, at="key")
     for name, reward in spec.rewards.items():
         if reward.gate is not None:
-            yield from _impossible(subject, f"rewards.{name}.gate", reward.gate)
+            yield from _impossible_comparison(subject, f"rewards.{name}.gate", reward.gate)
     if spec.success is not None:
-        yield from _impossible(subject, "success", spec.success, may_fail=True)
+        yield from _impossible_comparison(subject, "success", spec.success, may_fail=True)
 
 
 _NUMBER = re.compile(r"(?<![\w.])-?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?")
 _MOST_COMBINATIONS = 20_000
 
 
-def _interval(reward: RewardSpec) -> tuple[float, float]:
+def _value_interval(reward: RewardSpec) -> tuple[float, float]:
     """Between which values a term lies, as far as its entry tells."""
     low, high = -math.inf, math.inf
     values = kind_of("rewards", reward).values
@@ -297,7 +297,7 @@ def _interval(reward: RewardSpec) -> tuple[float, float]:
     return low, high
 
 
-def _impossible(subject: Subject, path: str, source: str, *, may_fail: bool = False) -> Iterator[Finding]:
+def _impossible_comparison(subject: Subject, path: str, source: str, *, may_fail: bool = False) -> Iterator[Finding]:
     """A comparison that holds for no values that its terms can have; with `may_fail`, one that holds for all too."""
     terms = subject.loaded.spec.rewards
     try:
@@ -313,7 +313,7 @@ def _impossible(subject: Subject, path: str, source: str, *, may_fail: bool = Fa
                 yield subject.document.fault(path, f"no row has a column '{name}'", hint, find=f"task.{name}")
         return
     constants = {float(number) for number in _NUMBER.findall(source)}
-    intervals = {name: _interval(terms[name]) for name in expression.names}
+    intervals = {name: _value_interval(terms[name]) for name in expression.names}
     marks = sorted({0.0, 1.0, *constants, *(end for pair in intervals.values() for end in pair if math.isfinite(end))})
     # Every order of terms and constants is met: at each mark, between two, and beyond the last.
     between = [(a + b) / 2 for a, b in itertools.pairwise(marks)] + [marks[0] - 1, marks[-1] + 1]

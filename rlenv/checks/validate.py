@@ -102,7 +102,7 @@ def validate(
     not_checked: dict[str, None] = {}
     for path in paths:
         files += 1
-        report = _validated(path, set, None, reader)
+        report = _validate(path, set, None, reader)
         faults.extend(report.faults)
         warnings.extend(report.warnings)
         not_checked.update((f"{os.fspath(path)}: {note}", None) for note in report.not_checked)
@@ -114,10 +114,10 @@ def validate_text(text: str, *, path: str | os.PathLike[str]) -> Report:
 
     What the text names is read from its files, relative to `path`.
     """
-    return _validated(path, None, text)
+    return _validate(path, None, text)
 
 
-def _validated(
+def _validate(
     path: str | os.PathLike[str],
     set: Mapping[str, Any] | None,
     text: str | None,
@@ -130,7 +130,7 @@ def _validated(
     try:
         loaded = loaded_of(document)
     except SpecError as error:
-        rest = _with_the_rest(document, error.faults)
+        rest = _add_other_findings(document, error.faults)
         return _report(document, rest, ("what the faults stand in the way of",))
     return validate_loaded(loaded, plays=text is None, reader=reader(loaded))
 
@@ -142,16 +142,16 @@ def validate_loaded(loaded: LoadedSpec, *, plays: bool = True, reader: Endpoint 
         subject = subject_of(loaded)
         faults = list(subject.faults)
         for check in _CHECKS:
-            faults.extend(_checked(check, subject))
+            faults.extend(_run_check(check, subject))
         # A template that fails for a row is reported above: a gold value is asked for where all of them are sound.
         if not any(fault.level == "fault" for fault in faults):
-            faults.extend(_checked(check_gold, subject))
+            faults.extend(_run_check(check_gold, subject))
         # What is odd is looked for in a spec that is sound: a fault explains more than what follows from it.
         if not any(fault.level == "fault" for fault in faults):
             for check in (*_ODDITIES, check_played) if plays else _ODDITIES:
-                faults.extend(_checked(check, subject, level="warning"))
+                faults.extend(_run_check(check, subject, level="warning"))
             if reader is not None:
-                faults.extend(_checked(partial(check_meaning, reader, tuple(faults)), subject, level="warning"))
+                faults.extend(_run_check(partial(check_meaning, reader, tuple(faults)), subject, level="warning"))
     subject.not_checked.extend(f"the environment variable {name} is not set" for name in missing)
     return _report(loaded.document, faults, tuple(subject.not_checked))
 
@@ -162,7 +162,7 @@ def _report(document: SourceDocument, found: Iterable[Finding], not_checked: tup
     return Report(1, tuple(one for one in ordered if one.level == "fault"), not_checked, tuple(warnings))
 
 
-def _with_the_rest(document: SourceDocument, faults: tuple[Finding, ...]) -> tuple[Finding, ...]:
+def _add_other_findings(document: SourceDocument, faults: tuple[Finding, ...]) -> tuple[Finding, ...]:
     """Faults of type, and what the checks find in the rest of the document."""
     rest = salvage(document, faults)
     if rest is None:
@@ -171,11 +171,11 @@ def _with_the_rest(document: SourceDocument, faults: tuple[Finding, ...]) -> tup
         subject = subject_of(rest.loaded, lost=rest.removed)
         more = list(subject.faults)
         for check in _CHECKS:
-            more.extend(_checked(check, subject))
+            more.extend(_run_check(check, subject))
     return tuple(in_order([*faults, *(fault for fault in more if not rest.concerns(fault))], document))
 
 
-def _checked(
+def _run_check(
     check: Callable[[Subject], Iterator[Finding]], subject: Subject, *, level: Literal["fault", "warning"] = "fault"
 ) -> Iterator[Finding]:
     """The findings of a check. One that fails itself hides nothing that the others find, and is of its own level."""
@@ -231,9 +231,9 @@ def salvage(document: SourceDocument, faults: Sequence[Finding]) -> Salvaged | N
     """
     removed: dict[str, None] = {}
     for _ in range(_ROUNDS):
-        paths = {_existing(document, fault.path) for fault in faults}
+        paths = {_existing_keys(document, fault.path) for fault in faults}
         if () in paths:  # what the whole document needs: something stands in for it
-            missing = {fault.path for fault in faults if not _existing(document, fault.path)}
+            missing = {fault.path for fault in faults if not _existing_keys(document, fault.path)}
             stands = {name: _STAND_INS[name] for name in missing & _STAND_INS.keys() if not document.has(name)}
             if not stands:
                 return None
@@ -243,7 +243,7 @@ def salvage(document: SourceDocument, faults: Sequence[Finding]) -> Salvaged | N
         for path in sorted(paths, key=len):
             # A value that was at fault again although it is gone is required: the entry around it goes.
             removed[".".join(map(str, path))] = None
-        document = _without(document, paths)
+        document = _remove_values(document, paths)
         try:
             spec = type_document(document)
         except SpecError as error:
@@ -253,7 +253,7 @@ def salvage(document: SourceDocument, faults: Sequence[Finding]) -> Salvaged | N
     return None
 
 
-def _existing(document: SourceDocument, path: str) -> KeyPath:
+def _existing_keys(document: SourceDocument, path: str) -> KeyPath:
     """The keys of `path` as far as the document still holds them."""
     keys: list[str | int] = []
     value: Any = document.data
@@ -274,21 +274,21 @@ def _existing(document: SourceDocument, path: str) -> KeyPath:
     return tuple(keys)
 
 
-def _without(document: SourceDocument, paths: Iterable[KeyPath]) -> SourceDocument:
+def _remove_values(document: SourceDocument, paths: Iterable[KeyPath]) -> SourceDocument:
     data = copy.deepcopy(dict(document.data))
     gone = set(paths)
     for path in sorted(gone, key=lambda keys: (len(keys), [str(key) for key in keys]), reverse=True):
-        parent = _inside(data, path[:-1])
+        parent = _value_at(data, path[:-1])
         if isinstance(parent, list):
             # The places of later items must not move: the whole list goes instead.
-            _remove(data, path[:-1])
+            _remove_value(data, path[:-1])
             gone.add(path[:-1])
         elif isinstance(parent, dict):  # what is longer goes first, and may have taken it along
             parent.pop(path[-1], None)
     return document.without(gone, data)
 
 
-def _inside(data: Any, path: Sequence[Any]) -> Any:
+def _value_at(data: Any, path: Sequence[Any]) -> Any:
     """The value at `path`, None where there is none any more."""
     for key in path:
         if (isinstance(data, dict) and key in data) or (
@@ -300,7 +300,7 @@ def _inside(data: Any, path: Sequence[Any]) -> Any:
     return data
 
 
-def _remove(data: Any, path: Sequence[str | int]) -> None:
-    parent = _inside(data, path[:-1])
+def _remove_value(data: Any, path: Sequence[str | int]) -> None:
+    parent = _value_at(data, path[:-1])
     if isinstance(parent, dict):
         parent.pop(path[-1], None)
