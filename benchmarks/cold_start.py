@@ -18,7 +18,7 @@ import transformers
 import yaml
 
 from rlenv.collect.data import rows_of
-from rlenv_verl.sft import SftRun, ordered, read_steps
+from rlenv_verl.sft import SftRun, read_steps, shuffle_rows
 from rlenv_verl.tiny import batch_of, take_step
 
 BAR = 1e-4
@@ -36,7 +36,7 @@ def main(out: Path) -> int:
     optimiser = torch.optim.AdamW(
         model.parameters(), lr=optim["lr"], betas=tuple(optim["betas"]), weight_decay=optim["weight_decay"]
     )
-    rows: Any = ordered(list(rows_of(config["data"]["train_files"])), seed=run.seed)
+    rows: Any = shuffle_rows(list(rows_of(config["data"]["train_files"])), seed=run.seed)
     sampler: Any = torch.utils.data.DistributedSampler(rows, num_replicas=1, rank=0, shuffle=True, drop_last=True)
     verls = {step.number: step.loss for step in read_steps(run.metrics)}
     worst, number = 0.0, 0

@@ -170,8 +170,8 @@ def _kept(folder: Path, steps: Sequence[Sequence[Episode]]) -> tuple[float, floa
             took.append(time.perf_counter() - at)
         for id in ids:
             at = time.perf_counter()
-            trainer.late(id, fate="trained", why="", staleness=0)
-            trainer.late(id, advantage=0.5)
+            trainer.append_late(id, fate="trained", why="", staleness=0)
+            trainer.append_late(id, advantage=0.5)
             took.append(time.perf_counter() - at)
     loop.close()
     trainer.close()

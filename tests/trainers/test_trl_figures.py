@@ -13,7 +13,7 @@ from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv_train.player import Address, Player
 from rlenv_train.samples import EpisodeFigures
 from rlenv_trl.rollout import groups_of, rlenv_reward
-from rlenv_trl.train import _shared
+from rlenv_trl.train import _even_tasks
 from tests.support.environments import BASE, Make
 
 
@@ -27,7 +27,7 @@ def episode(reward: float | None) -> EpisodeFigures:
 )
 def test_batches_of_a_validation_are_alike_or_nearly(count: int, processes: int, size: int) -> None:
     config = SimpleNamespace(per_device_eval_batch_size=64, world_size=processes)
-    tasks, found = _shared([{}] * count, config)
+    tasks, found = _even_tasks([{}] * count, config)
     assert (len(tasks), found) == (count - count % processes, size)
 
 

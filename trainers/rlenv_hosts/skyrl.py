@@ -21,7 +21,7 @@ from rlenv.concurrency.threads import run_sync
 from rlenv.errors import UsageError
 from rlenv.messages import Message, ToolCall
 from rlenv_train.fate import Outcome
-from rlenv_train.player import Address, Hosted, Sample, environment_of, placeholder, together
+from rlenv_train.player import Address, Hosted, Sample, environment_of, placeholder, wait_for_all
 from rlenv_train.samples import EpisodeFigures, step_figures
 
 try:
@@ -68,14 +68,14 @@ class RlenvGenerator:
             place = groups.setdefault(name, [])
             samples.append(self.player.start(Address.of(row), sample=len(place), group=name, **facts))
             place.append(at)
-        await together([self._played(one, input_batch.get("sampling_params") or {}) for one in samples])
+        await wait_for_all([self._play_sample(one, input_batch.get("sampling_params") or {}) for one in samples])
         ends: list[tuple[Outcome, EpisodeFigures] | None] = [None] * len(samples)
         for places in groups.values():
             for at, end in zip(places, await self.player.outcomes([samples[at] for at in places]), strict=True):
                 ends[at] = end
-        return self._output([end for end in ends if end is not None], groups.values(), input_batch)
+        return self._to_output([end for end in ends if end is not None], groups.values(), input_batch)
 
-    async def _played(self, made: Sample, params: Mapping[str, Any]) -> None:
+    async def _play_sample(self, made: Sample, params: Mapping[str, Any]) -> None:
         try:
             await made.open()
             while not made.is_ended:
@@ -92,7 +92,7 @@ class RlenvGenerator:
         finally:
             await made.played.aclose()
 
-    def _output(
+    def _to_output(
         self, ends: Sequence[tuple[Outcome, EpisodeFigures]], groups: Any, batch: Mapping[str, Any]
     ) -> dict[str, Any]:
         rows = [outcome.rows[0] for outcome, _ in ends]

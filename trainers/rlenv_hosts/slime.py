@@ -42,7 +42,7 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
             key="--custom-reward-post-process-path",
             hint=f"set it to {_HOOK}",
         )
-    player = _player(args)
+    player = _player_of(args)
     url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
     versions: list[str] = []
 
@@ -105,7 +105,7 @@ class _Aborted(Exception):
     """The router cut a generation."""
 
 
-def _player(args: Any) -> Hosted:
+def _player_of(args: Any) -> Hosted:
     """The player of this process for a run's arguments."""
     if id(args) not in _players:
         player = Hosted(

@@ -52,7 +52,7 @@ class RlenvEnv(Env):
         await self.sample.open()
         if self.sample.is_ended:
             self._total()
-        return self._seen(), self.sample.played.sampling["stop_token_ids"]
+        return self._model_input(), self.sample.played.sampling["stop_token_ids"]
 
     async def step(self, action: list[int], *, extra: ActionExtra | None = None) -> StepResult:
         """Takes a turn as it was sampled.
@@ -63,7 +63,7 @@ class RlenvEnv(Env):
         await self.sample.feed(action, finish_reason="length" if (extra or {}).get("stop_reason") == "length" else None)
         stops = self.sample.played.sampling["stop_token_ids"] if not self.sample.is_ended else []
         if not self.sample.is_ended:
-            return StepResult(0.0, False, self._seen(), stops)
+            return StepResult(0.0, False, self._model_input(), stops)
         total, record = self._total(), self.sample.played.trajectory
         metrics = {f"stop/{_STOPS.get(record.reason, StopReason.COMPLETED)}": 1.0, **record.measured()}
         self._paid = total
@@ -73,13 +73,13 @@ class RlenvEnv(Env):
         """Closes the episode; may be called twice."""
         await self.sample.played.aclose()
 
-    def late(self, reward: float | None) -> float:
+    def add_late_reward(self, reward: float | None) -> float:
         """What a group's terms add to the rewards that were given already."""
         if reward is None:
             raise InvalidReward("a term that compares the group could not be measured")
         return reward - self._paid
 
-    def _seen(self) -> Any:
+    def _model_input(self) -> Any:
         return tinker.ModelInput.from_ints(self.sample.context_ids)
 
     def _total(self) -> float:
@@ -113,7 +113,7 @@ class RlenvGroup(EnvGroupBuilder):
         Raises:
             UsageError: turns end at texts, and tinker would train on what is sampled behind them.
         """
-        player = _player(self.tokenizer, tuple(sorted(self.limits.items())))
+        player = _player_of(self.tokenizer, tuple(sorted(self.limits.items())))
         if stops := player.environment(self.address.spec).stops:
             told = f"turns of {self.address.spec} end at {', '.join(stops)}, and tinker's at tokens alone"
             raise UsageError(told, hint="train it with another trainer")
@@ -145,7 +145,7 @@ class RlenvGroup(EnvGroupBuilder):
 
 
 @cache
-def _player(tokenizer: str, limits: tuple[tuple[str, int], ...]) -> Hosted:
+def _player_of(tokenizer: str, limits: tuple[tuple[str, int], ...]) -> Hosted:
     from rlenv.tokens.bound import load_tokenizer
 
     return Hosted(load_tokenizer(tokenizer), model=tokenizer, **dict(limits))

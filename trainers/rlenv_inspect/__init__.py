@@ -97,7 +97,7 @@ def play(environment: rlenv.Environment) -> Solver:
     return solve
 
 
-def _scored(state: TaskState, value: Callable[[Mapping[str, Any]], float | None]) -> Score:
+def _score_of(state: TaskState, value: Callable[[Mapping[str, Any]], float | None]) -> Score:
     end = state.metadata.get("rlenv")
     if end is None or end["total"] is None:
         return Score.unscored(reason="scoring_failed", explanation=why_invalid(end), metadata=end)
@@ -113,7 +113,7 @@ def reward() -> Scorer:
     """The total of the spec's reward; unscored where it is invalid."""
 
     async def score(state: TaskState, target: Target) -> Score:
-        return _scored(state, lambda end: float(end["total"]))
+        return _score_of(state, lambda end: float(end["total"]))
 
     return score
 
@@ -124,7 +124,7 @@ def success() -> Scorer:
     """1 where the episode succeeded, 0 where not; unscored where the reward is invalid."""
 
     async def score(state: TaskState, target: Target) -> Score:
-        return _scored(state, lambda end: None if end["success"] is None else float(end["success"]))
+        return _score_of(state, lambda end: None if end["success"] is None else float(end["success"]))
 
     return score
 
@@ -141,7 +141,7 @@ class _Policy:
         self._shown: list[models.ChatMessage] = []
 
     def start(self, context: PolicyContext) -> _Policy:
-        return _Policy(self._state, [_tool(schema["function"]) for schema in context.tools])
+        return _Policy(self._state, [_to_tool(schema["function"]) for schema in context.tools])
 
     async def aclose(self) -> None:
         return None
@@ -207,14 +207,14 @@ def _to_inspect(message: Message) -> models.ChatMessage:
     return models.ChatMessageUser(content=content)
 
 
-def _tool(function: Mapping[str, Any]) -> ToolInfo:
-    schema = _inlined(function.get("parameters") or {}, function.get("parameters") or {}, 0)
+def _to_tool(function: Mapping[str, Any]) -> ToolInfo:
+    schema = _inline_refs(function.get("parameters") or {}, function.get("parameters") or {}, 0)
     known = {name: schema[name] for name in ("properties", "required", "additionalProperties") if name in schema}
     parameters = ToolParams.model_validate(known)
     return ToolInfo(name=function["name"], description=function.get("description") or "", parameters=parameters)
 
 
-def _inlined(schema: Any, root: Mapping[str, Any], depth: int) -> Any:
+def _inline_refs(schema: Any, root: Mapping[str, Any], depth: int) -> Any:
     """A schema in the words that Inspect's `JSONSchema` has, with what it refers to written out."""
     if not isinstance(schema, Mapping):
         return schema
@@ -223,19 +223,19 @@ def _inlined(schema: Any, root: Mapping[str, Any], depth: int) -> Any:
         for part in place[2:].split("/"):
             found = found.get(part, {}) if isinstance(found, Mapping) else {}
         rest = {name: value for name, value in schema.items() if name != "$ref"}
-        return _inlined({**found, **rest}, root, depth + 1) if depth < _MOST_DEPTH else {}
+        return _inline_refs({**found, **rest}, root, depth + 1) if depth < _MOST_DEPTH else {}
     made = {name: value for name, value in schema.items() if name not in ("$defs", "definitions", "oneOf", "const")}
     if "oneOf" in schema:
         made["anyOf"] = schema["oneOf"]
     if "const" in schema:
         made["enum"] = [schema["const"]]
     if isinstance(made.get("properties"), Mapping):
-        made["properties"] = {name: _inlined(one, root, depth + 1) for name, one in made["properties"].items()}
+        made["properties"] = {name: _inline_refs(one, root, depth + 1) for name, one in made["properties"].items()}
     if isinstance(made.get("anyOf"), Sequence):
-        made["anyOf"] = [_inlined(one, root, depth + 1) for one in made["anyOf"]]
+        made["anyOf"] = [_inline_refs(one, root, depth + 1) for one in made["anyOf"]]
     for name in ("items", "additionalProperties"):
         if isinstance(made.get(name), Mapping):
-            made[name] = _inlined(made[name], root, depth + 1)
+            made[name] = _inline_refs(made[name], root, depth + 1)
     if not isinstance(made.get("items", {}), Mapping):  # `items: false` and lists of schemas are no word of it
         del made["items"]
     return made

@@ -223,7 +223,7 @@ def outcome_of(
     if is_kept and total is not None:
         kept = tuple(row for row in place_rewards(rows, turn_rewards, total=total) if any(row.mask))
     else:
-        kept = (_masked(rows[0] if rows else None, filler_id),)
+        kept = (_masked_row(rows[0] if rows else None, filler_id),)
     return Outcome(
         rows=kept,
         reward=total if is_kept and total is not None else 0.0,
@@ -235,7 +235,7 @@ def outcome_of(
     )
 
 
-def _masked(row: Row | None, filler_id: int) -> Row:
+def _masked_row(row: Row | None, filler_id: int) -> Row:
     """The one row of an episode that is left out; it needs a prompt and a token."""
     row = row or Row((), (), (), ())
     prompt, response = tuple(row.prompt_ids) or (filler_id,), tuple(row.response_ids) or (filler_id,)
@@ -248,4 +248,4 @@ def failed_outcome(*, terms: Sequence[str], filler_id: int, reason: str = CRASH)
     info: dict[str, float | None] = {"success": None, "invalid": 1.0, "masked": 1.0} | dict.fromkeys(keys, 0.0)
     info |= {"rows": 1.0, "differences": 0.0, "respelled": 0.0}
     info |= {f"term_{name}": None for name in terms}
-    return Outcome((_masked(None, filler_id),), 0.0, info, ended=reason, masked=reason)
+    return Outcome((_masked_row(None, filler_id),), 0.0, info, ended=reason, masked=reason)

@@ -48,22 +48,22 @@ class Segments:
 
     def look(self) -> None:
         """Finds out which are the run's, where there is a new one; to be called while its processes live."""
-        there = _segments(self._folder)
+        there = _segment_names(self._folder)
         if there - self._known:
-            self._own |= there & _mapped(_family(self._mark), self._folder)
+            self._own |= there & _mapped_names(_marked_processes(self._mark), self._folder)
         self._known = there
 
     def remove(self) -> None:
         """Removes the run's; not one that a living process has whose address space can be read."""
-        left = self._own & _segments(self._folder)
+        left = self._own & _segment_names(self._folder)
         if left:
-            left -= _mapped(psutil.process_iter(), self._folder)
+            left -= _mapped_names(psutil.process_iter(), self._folder)
         for name in left:
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(self._folder, name))
 
 
-def _segments(folder: str) -> set[str]:
+def _segment_names(folder: str) -> set[str]:
     try:
         found = os.scandir(folder)
     except OSError:  # another system, where nothing is left either
@@ -79,7 +79,7 @@ def _is_own(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _mapped(processes: Iterable[psutil.Process], folder: str) -> set[str]:
+def _mapped_names(processes: Iterable[psutil.Process], folder: str) -> set[str]:
     """The names in the folder that the address spaces of these processes hold."""
     names = set()
     for process in processes:
@@ -100,14 +100,14 @@ def end_marked(mark: str) -> None:
     A tool's process may have been started with an environment of its own, without the mark; it is found as a
     descendant as long as its parents live, so all are listed before the first is ended.
     """
-    found = _family(mark)
+    found = _marked_processes(mark)
     for process in found:
         with contextlib.suppress(psutil.Error):
             process.terminate()
     _, alive = psutil.wait_procs(found, timeout=_GRACE_S)
     # A daemon may have started another process meanwhile: look again until nothing is left.
     for _ in range(10):
-        left = {process.pid: process for process in (*alive, *_family(mark))}
+        left = {process.pid: process for process in (*alive, *_marked_processes(mark))}
         if not left:
             return
         for process in left.values():
@@ -116,7 +116,7 @@ def end_marked(mark: str) -> None:
         _, alive = psutil.wait_procs(list(left.values()), timeout=_GRACE_S)
 
 
-def _family(mark: str) -> list[psutil.Process]:
+def _marked_processes(mark: str) -> list[psutil.Process]:
     found: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):

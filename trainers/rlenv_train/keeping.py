@@ -71,7 +71,7 @@ class Keeper:
         self._writer: RunWriter | None = None
         self._locks: Mapping[str, str] = {}
 
-    def _opened(self) -> RunWriter:
+    def _open_writer(self) -> RunWriter:
         if self._writer is None:
             info = read_info(self.run)
             last = info.attempts[-1] if info is not None and info.attempts else None
@@ -89,7 +89,7 @@ class Keeper:
     def keep(self, trajectory: Trajectory, facts: Facts, lane: Lane | None = None) -> str:
         """Keeps an episode, which was played in a lane of the recorder; returns its id, "" if it cannot be written."""
         try:
-            writer = self._opened()
+            writer = self._open_writer()
             lock = self._locks.get(trajectory.environment, writer.lock)
             if events := self.recorder.take_rest("", lock=lock):  # such as the tools of a server, from compiling
                 writer.append_late("", {"events": events})
@@ -97,24 +97,24 @@ class Keeper:
                 facts = replace(facts, events=self.recorder.take_events(lane, lock=lock))
             return writer.append(trajectory, facts, lock=lock)
         except OSError as error:
-            self._failed(error)
+            self._note_failure(error)
             return ""
 
-    def left(self, lane: Lane | None) -> None:
+    def forget_lane(self, lane: Lane | None) -> None:
         """Forgets what an episode has asked that is over, was it kept or not: a sample that is cancelled is not."""
         if lane is not None:
             self.recorder.drop_lane(lane)
 
-    def late(self, id: str, **facts: Any) -> None:
+    def append_late(self, id: str, **facts: Any) -> None:
         """Keeps what became known of an episode that any process has kept; nothing for one that none has ("")."""
         if not id:
             return
         try:
-            self._opened().append_late(id, facts)
+            self._open_writer().append_late(id, facts)
         except OSError as error:
-            self._failed(error)
+            self._note_failure(error)
 
-    def _failed(self, error: OSError) -> None:
+    def _note_failure(self, error: OSError) -> None:
         if not self.lost:
             _log.warning("%s: episodes are not kept: %s", self.run, error.strerror or error)
         self.lost += 1
@@ -160,7 +160,7 @@ class KeptEpisodes:
     folder: Path
     _reader: RunReader | None = None
 
-    def _table(self) -> pa.Table | None:
+    def _read_table(self) -> pa.Table | None:
         if self._reader is None:
             if not is_run(self.folder):
                 return None
@@ -170,26 +170,26 @@ class KeptEpisodes:
 
     def __len__(self) -> int:
         """The number of episodes that count."""
-        table = self._table()
+        table = self._read_table()
         return 0 if table is None else len(table)
 
-    def asked(self) -> Spending:
+    def spending(self) -> Spending:
         """Their spending on models: judges, tools, users and agents; the policy that learns is none of these."""
-        if self._table() is None or self._reader is None:
+        if self._read_table() is None or self._reader is None:
             return Spending()
         return spending_of_usage(asked(Snapshot(self._reader)))
 
-    def by(self, *columns: str) -> Counter[tuple[Any, ...]]:
+    def count_by(self, *columns: str) -> Counter[tuple[Any, ...]]:
         """The number of episodes that count, by their values of `columns`."""
-        table = self._table()
+        table = self._read_table()
         if table is None:
             return Counter()
         found = table.group_by([*columns], use_threads=False).aggregate([([], "count_all")]).to_pylist()
         return Counter({tuple(row[name] for name in columns): row["count_all"] for row in found})
 
-    def failed(self) -> list[Mapping[str, Any]]:
+    def failures(self) -> list[Mapping[str, Any]]:
         """Step, split and failure of those that failed."""
-        table = self._table()
+        table = self._read_table()
         if table is None:
             return []
         import pyarrow.compute as pc
@@ -200,11 +200,11 @@ class KeptEpisodes:
 
     def failed_by_step(self, *, split: str) -> dict[int, int]:
         """The number of failed episodes of a split, by step."""
-        return dict(Counter(row["step"] for row in self.failed() if row["split"] == split))
+        return dict(Counter(row["step"] for row in self.failures() if row["split"] == split))
 
     def reasons(self, *, most: int = 5) -> dict[str, int]:
         """The commonest reasons of failed episodes and how often each was seen; empty without failures."""
-        counts = Counter(f"{row['failure']}: {row['failure_message']}" for row in self.failed())
+        counts = Counter(f"{row['failure']}: {row['failure_message']}" for row in self.failures())
         return dict(counts.most_common(most))
 
 

@@ -83,10 +83,10 @@ def run_to_end(
     started = time.monotonic()
     # In the system's temporary folder, not in the run's: Ray puts sockets there, whose paths are bounded (107 bytes).
     temporary = tempfile.TemporaryDirectory(prefix="rlenv-ray-", ignore_cleanup_errors=True)
-    with temporary as ray_dir, _guarded(mark, ray_dir, lock), log.open("ab") as output:
+    with temporary as ray_dir, _run_guard(mark, ray_dir, lock), log.open("ab") as output:
         log_from = output.tell()
         words = [part.replace("{ray_dir}", ray_dir).replace("{mark}", mark) for part in command]
-        process = _driver(words, output, environment={**environment, RUN_MARK: mark}, cwd=cwd)
+        process = _start_driver(words, output, environment={**environment, RUN_MARK: mark}, cwd=cwd)
         segments = Segments(mark)
 
         def look() -> bool:
@@ -103,7 +103,7 @@ def run_to_end(
                 how = _waited_for(process, look)
             finally:
                 # No further signal cuts the clean-up short: a second Ctrl-C is pressed exactly while it runs.
-                with _handled(signal.SIGINT, signal.SIGTERM, handler=signal.SIG_IGN):
+                with _handling(signal.SIGINT, signal.SIGTERM, handler=signal.SIG_IGN):
                     segments.look()
                     _end(process, mark)
                     segments.remove()
@@ -112,7 +112,7 @@ def run_to_end(
     return Ending(how, process.returncode, time.monotonic() - started, log_from)
 
 
-def _driver(
+def _start_driver(
     command: Sequence[str], output: IO[bytes], *, environment: Mapping[str, str], cwd: str | None
 ) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
@@ -151,17 +151,17 @@ def _waited_for(process: subprocess.Popen[bytes], look: Callable[[], bool]) -> H
     return "finished"
 
 
-def _as_interrupt(_signal: int, _frame: object) -> None:
+def _raise_interrupt(_signal: int, _frame: object) -> None:
     raise KeyboardInterrupt
 
 
 def terminated_as_interrupted() -> AbstractContextManager[None]:
     """In the block a SIGTERM, which would end the process where it stands, is a Ctrl-C."""
-    return _handled(signal.SIGTERM, handler=_as_interrupt)
+    return _handling(signal.SIGTERM, handler=_raise_interrupt)
 
 
 @contextlib.contextmanager
-def _handled(*signs: signal.Signals, handler: Any) -> Iterator[None]:
+def _handling(*signs: signal.Signals, handler: Any) -> Iterator[None]:
     """Signals by another handler; as they are outside of the main thread, which alone may set one."""
     if threading.current_thread() is not threading.main_thread():
         signs = ()
@@ -174,7 +174,7 @@ def _handled(*signs: signal.Signals, handler: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _guarded(mark: str, ray_dir: str, lock: int | None) -> Iterator[None]:
+def _run_guard(mark: str, ray_dir: str, lock: int | None) -> Iterator[None]:
     """A guard for as long as the block runs; it ends by itself, whether this process lives or not."""
     process = subprocess.Popen(
         # -P: the folder of the file, whose modules may be called anything, stays out of the path.
@@ -248,11 +248,11 @@ class _Family:
             if pid in self._known and (known is None or known.is_running()):
                 found[pid] = known
             elif pid != os.getpid():
-                found[pid] = self._asked(pid)
+                found[pid] = self._find_member(pid)
         self._known = {pid: process for pid, process in found.items() if process is not None or pid in self._known}
         return [process for process in found.values() if process is not None]
 
-    def _asked(self, pid: int) -> psutil.Process | None:
+    def _find_member(self, pid: int) -> psutil.Process | None:
         variable, value = self._wanted
         try:
             process = psutil.Process(pid)
@@ -267,7 +267,7 @@ def look(family: _Family, peak: Peak) -> None:
     members = family.members()
     for process in members:
         try:
-            title, size, times = _title(process), _share(process.pid), process.cpu_times()
+            title, size, times = _process_title(process), _memory_share(process.pid), process.cpu_times()
         except (psutil.Error, OSError):
             continue
         parts[title] = parts.get(title, 0) + size
@@ -277,7 +277,7 @@ def look(family: _Family, peak: Peak) -> None:
         peak.bytes, peak.parts, peak.processes = total, parts, len(members)
 
 
-def _title(process: psutil.Process) -> str:
+def _process_title(process: psutil.Process) -> str:
     words: list[str] = process.cmdline()
     if not words:
         return str(process.name())
@@ -287,7 +287,7 @@ def _title(process: psutil.Process) -> str:
     return "main_ppo" if "verl.trainer.main_ppo" in words else Path(first).name
 
 
-def _share(pid: int) -> int:
+def _memory_share(pid: int) -> int:
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024
@@ -295,7 +295,7 @@ def _share(pid: int) -> int:
 
 
 @contextmanager
-def watched(variable: str, value: str) -> Iterator[Peak]:
+def watch_peak(variable: str, value: str) -> Iterator[Peak]:
     """The peak while the block runs, of the processes that have this environment variable."""
     peak, ended, family = Peak(), threading.Event(), _Family(variable, value)
 

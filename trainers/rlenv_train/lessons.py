@@ -52,7 +52,7 @@ def exchange_operators(text: str, rng: random.Random) -> str:
     return _OPERATOR.sub(lambda match: rng.choice([sign for sign in "+-*" if sign != match.group()]), text)
 
 
-def reworded(text: str, like: str) -> str | None:
+def reword(text: str, like: str) -> str | None:
     """The wording of `like` around the numbers and names of `text`.
 
     None where that cannot be: the two differ in how many numbers and names they hold, or not in their wording.
@@ -189,7 +189,7 @@ class _User:
 
 
 @contextmanager
-def unasked(environment: Environment, *, is_scored: bool = True) -> Iterator[bool]:
+def without_models(environment: Environment, *, is_scored: bool = True) -> Iterator[bool]:
     """While entered, no episode of `environment` asks a model.
 
     Tools, agents and users that are models are answered for with the same few words. Nothing is scored where that is
@@ -260,13 +260,13 @@ def has_room(flaw: Flaw, gold: Gold, *, other: Gold) -> bool:
     if flaw is Flaw.WRONG_TOOL:
         return bool(calls) and bool(_other_tools(gold.tools, calls[0]))
     if flaw is Flaw.WRONG_ARGUMENT:
-        return any(has_operator(text) for call in calls for text in _texts(call)) or (
+        return any(has_operator(text) for call in calls for text in _call_texts(call)) or (
             len(other.actions) > 1 and other.actions[:-1] != gold.actions[:-1]
         )
     if flaw is Flaw.STOPS_EARLY:
-        return len(calls) > 1 and bool(gold.answer) and bool(_texts(calls[-1]))
+        return len(calls) > 1 and bool(gold.answer) and bool(_call_texts(calls[-1]))
     if flaw is Flaw.WRONG_QUESTION:
-        return bool(calls) and reworded(final, other.actions[-1]) is not None
+        return bool(calls) and reword(final, other.actions[-1]) is not None
     return True
 
 
@@ -292,7 +292,7 @@ async def make_lesson(
     """
     if flaw not in EDITS_CALLS:
         kept = {Flaw.GUESS: 0, Flaw.STOPS_EARLY: len(gold.turns) - 2}.get(flaw, len(gold.turns) - 1)
-        own = (*gold.turns[:kept], (_final(gold.actions[-1], flaw, gold, other, rng), None))
+        own = (*gold.turns[:kept], (_final_action(gold.actions[-1], flaw, gold, other, rng), None))
         return Lesson(flaw, gold.prompt, gold.tools, own, (True,) * len(own))
     script = other if flaw is Flaw.WRONG_ARGUMENT and not _has_operators(gold) else gold
     calls = 1 if flaw is Flaw.WRONG_TOOL else len(script.turns) - 1
@@ -306,7 +306,7 @@ async def make_lesson(
                 done = script.actions[index] if script is other else str(await session.act(messages))
             except PolicyError:
                 return None
-            action = _edited(done, flaw, episode.tool_schemas, rng)
+            action = _edit_call(done, flaw, episode.tool_schemas, rng)
             step = await episode.step(action)
             turns.append((action, step.observation))
             if step.is_last:
@@ -315,16 +315,16 @@ async def make_lesson(
         else:
             said = gold.actions[-1]
             if flaw is not Flaw.WRONG_TOOL:
-                said = other.actions[-1] if script is other else await _reading(session, messages, gold)
+                said = other.actions[-1] if script is other else await _act_on_results(session, messages, gold)
                 learns = learns or said != gold.actions[-1]
-            turns.append((_final(said, flaw, gold, other, rng), None))
+            turns.append((_final_action(said, flaw, gold, other, rng), None))
         if episode.failure is not None:
             return None
     trained = (learns and (index > 0 or flaw is not Flaw.DRILL) for index in range(len(turns)))
     return Lesson(flaw, gold.prompt, gold.tools, tuple(turns), tuple(trained))
 
 
-async def _reading(session: PolicySession, messages: Sequence[Message], gold: Gold) -> str:
+async def _act_on_results(session: PolicySession, messages: Sequence[Message], gold: Gold) -> str:
     """The oracle's action on results that are not its own; its own last action where that does not depend on them."""
     final = gold.actions[-1]
     try:
@@ -336,7 +336,7 @@ async def _reading(session: PolicySession, messages: Sequence[Message], gold: Go
     return said
 
 
-def _edited(action: str, flaw: Flaw, schemas: Sequence[Mapping[str, Any]], rng: random.Random) -> str:
+def _edit_call(action: str, flaw: Flaw, schemas: Sequence[Mapping[str, Any]], rng: random.Random) -> str:
     """One of the oracle's calls with the flaw in it."""
     if flaw is Flaw.WRONG_TOOL:
         return _other_call(schemas, action, rng)
@@ -347,24 +347,24 @@ def _edited(action: str, flaw: Flaw, schemas: Sequence[Mapping[str, Any]], rng: 
     return action
 
 
-def _final(said: str, flaw: Flaw, gold: Gold, other: Gold, rng: random.Random) -> str:
+def _final_action(said: str, flaw: Flaw, gold: Gold, other: Gold, rng: random.Random) -> str:
     """The last action, where the oracle would have `said` something."""
     final = gold.actions[-1]
     if flaw in (Flaw.GUESS, Flaw.WRONG_TOOL, Flaw.IGNORED_RESULT) or (flaw is Flaw.WRONG_ARGUMENT and said == final):
         digits = random_digits(final, rng)
         return digits if digits != final else other.actions[-1]
     if flaw is Flaw.STOPS_EARLY:
-        return final.replace(gold.answer, _texts(gold.actions[-2])[0])
+        return final.replace(gold.answer, _call_texts(gold.actions[-2])[0])
     if flaw is Flaw.WRONG_QUESTION:
-        return reworded(final, other.actions[-1]) or final
+        return reword(final, other.actions[-1]) or final
     return "The answer is " + _TAG.sub("", final).strip() if flaw is Flaw.NO_ANSWER_TAG else said
 
 
 def _has_operators(gold: Gold) -> bool:
-    return any(has_operator(text) for call in gold.actions[:-1] for text in _texts(call))
+    return any(has_operator(text) for call in gold.actions[:-1] for text in _call_texts(call))
 
 
-def _texts(action: str) -> list[str]:
+def _call_texts(action: str) -> list[str]:
     """The text arguments of an action's calls."""
     return [value for call in calls_of(action) for value in call.arguments.values() if isinstance(value, str)]
 
@@ -379,4 +379,4 @@ def _other_call(schemas: Sequence[Mapping[str, Any]], action: str, rng: random.R
     """A call of a tool that the oracle's action does not use, with its text arguments taken from there."""
     tool = rng.choice(_other_tools(schemas, action))
     required = tool.get("parameters", {}).get("required", [])
-    return call_text(tool["name"], dict.fromkeys(required, (_texts(action) or [""])[0]))
+    return call_text(tool["name"], dict.fromkeys(required, (_call_texts(action) or [""])[0]))

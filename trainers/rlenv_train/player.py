@@ -119,7 +119,7 @@ class Sample:
             UnsupportedTemplate: the chat template cannot go on behind what the environment answers; all samples alike
                 are concerned.
         """
-        await self._guarded(self.played.open)
+        await self._run_in_lane(self.played.open)
         self.play.tokens = self.played.tokens
         if not self.is_ended:
             encoder = self.player.encoder(self.environment)
@@ -133,12 +133,12 @@ class Sample:
         What stands behind the first end token, behind a text at which the environment's turns stop, or behind the
         turn's limit is left out, as samplers cannot all stop there.
         """
-        length = self._length(ids)
+        length = self._taken_length(ids)
         ids = list(ids[:length])
         logprobs = None if logprobs is None else list(logprobs[:length])
-        await self._guarded(lambda: self.played.step(ids, logprobs, finish_reason=finish_reason))
+        await self._run_in_lane(lambda: self.played.step(ids, logprobs, finish_reason=finish_reason))
 
-    def _length(self, ids: Sequence[int]) -> int:
+    def _taken_length(self, ids: Sequence[int]) -> int:
         most = self.played.max_tokens
         length = len(ids) if most is None else min(most, len(ids))
         ends = set(self.played.sampling["stop_token_ids"])
@@ -151,7 +151,7 @@ class Sample:
                 )
         return length
 
-    async def _guarded(self, work: Callable[[], Awaitable[object]]) -> None:
+    async def _run_in_lane(self, work: Callable[[], Awaitable[object]]) -> None:
         with entered(self.play.lane):
             try:
                 await work()
@@ -288,20 +288,20 @@ class Player:
             if self.keeper is not None:
                 made.play.id = self.keeper.keep(made.played.trajectory, made.play.facts(made.task), made.play.lane)
         records = [made.played.trajectory for made in group]
-        counted = [at for at, made in enumerate(group) if self._counts(made)]
+        counted = [at for at, made in enumerate(group) if self._is_counted(made)]
         if counted and group[0].environment.parts.scorer.has_group_terms:
             scored = await group[0].environment.score_groups([records[at] for at in counted])
             for at, record in zip(counted, scored, strict=True):
                 records[at] = record
                 if self.keeper is not None:
-                    self.keeper.late(group[at].play.id, **ending_of(record))
-        return [self._outcome(made, record) for made, record in zip(group, records, strict=True)]
+                    self.keeper.append_late(group[at].play.id, **ending_of(record))
+        return [self._outcome_of(made, record) for made, record in zip(group, records, strict=True)]
 
-    def _counts(self, made: Sample) -> bool:
+    def _is_counted(self, made: Sample) -> bool:
         record = made.played.trajectory
         return record.failure is None and made.play.sampled > 0 and made.play.policy.choice(record) != "mask"
 
-    def _outcome(self, made: Sample, record: Any) -> tuple[Outcome, EpisodeFigures]:
+    def _outcome_of(self, made: Sample, record: Any) -> tuple[Outcome, EpisodeFigures]:
         environment, play = made.environment, made.play
         terms, encoder = tuple(environment.spec.rewards), self.encoder(environment)
         differences = len(play.tokens.differences) if play.tokens is not None else 0
@@ -342,11 +342,11 @@ def environment_of(spec: str, set: Mapping[str, Any] | None = None) -> Environme
     Args:
         set: replaces keys of the spec, by dotted path.
     """
-    return _loaded(spec, json.dumps(dict(set or {}), sort_keys=True))
+    return _load_spec(spec, json.dumps(dict(set or {}), sort_keys=True))
 
 
 @cache
-def _loaded(spec: str, set: str) -> Environment:
+def _load_spec(spec: str, set: str) -> Environment:
     return load(spec, set=json.loads(set))
 
 
@@ -371,7 +371,7 @@ def placeholder(rewards: Mapping[int, float | None]) -> float:
     return sum(known) / len(known) if known else 0.0
 
 
-async def together(works: Sequence[Awaitable[object]]) -> None:
+async def wait_for_all(works: Sequence[Awaitable[object]]) -> None:
     """Waits for all of them; the first that raises is raised once all have ended."""
     for result in await asyncio.gather(*works, return_exceptions=True):
         if isinstance(result, BaseException):

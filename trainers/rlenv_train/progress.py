@@ -69,7 +69,7 @@ def time_is_up_at(deadline: float | None) -> Iterator[None]:
 class Underway:
     """Shows what a command does now: in the status line, and without a terminal as a line after a while of silence.
 
-    The first such line comes after ten seconds, the next ones after twice as long each, up to a minute, until `told`
+    The first such line comes after ten seconds, the next ones after twice as long each, up to a minute, until `reset`
     says that something else was printed.
     """
 
@@ -80,9 +80,9 @@ class Underway:
         self._update = update
         self._clock = clock
         self._begun = clock()
-        self.told()
+        self.reset()
 
-    def told(self) -> None:
+    def reset(self) -> None:
         """Something else was printed."""
         self._last, self._patience = self._clock(), _PATIENCE_S
 
@@ -113,7 +113,7 @@ class Stage:
 
     def line(self) -> str:
         """A few words; the episodes are counted anew."""
-        counts = self.episodes.by("step", "split")
+        counts = self.episodes.count_by("step", "split")
         for step, split in sorted(counts.keys(), reverse=True):
             if (count := counts[step, split]) == self._counts[step, split]:
                 continue
@@ -207,7 +207,7 @@ def driving(folder: Path, unprepared: RunInfo | None = None, *, attempts: int | 
     (folder / STOP).unlink(missing_ok=True)
     if unprepared is not None:  # what a dry run has left here is prepared again
         (folder / "run.json").unlink(missing_ok=True)
-    before = len(_fields(folder).get("attempts", ())) if attempts is None else attempts
+    before = len(_read_fields(folder).get("attempts", ())) if attempts is None else attempts
     state: State = "failed"
     try:
         yield
@@ -216,7 +216,7 @@ def driving(folder: Path, unprepared: RunInfo | None = None, *, attempts: int | 
         raise
     finally:
         with contextlib.suppress(OSError):  # a full disk: whatever ended the block is what has to be told
-            fields, ended = _fields(folder), time.time()
+            fields, ended = _read_fields(folder), time.time()
             is_new = len(fields.get("attempts", ())) > before and fields["state"] == "running"
             if unprepared is not None and not fields:
                 write_info(folder, dataclasses.replace(unprepared, state=state, ended=ended))
@@ -225,7 +225,7 @@ def driving(folder: Path, unprepared: RunInfo | None = None, *, attempts: int | 
                 _save(folder, fields)
 
 
-def _fields(folder: Path) -> dict[str, Any]:
+def _read_fields(folder: Path) -> dict[str, Any]:
     """The fields of run.json; none without one."""
     path = folder / "run.json"
     fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -289,7 +289,7 @@ class TrainerRun(ABC):
             lines += _lines_until(self.metrics_of(attempt), until)
         _write_whole(self.metrics, b"".join(lines))
 
-    def begun(self, from_step: int, *, locks: Mapping[str, Lock] | None = None) -> Self:
+    def begin_attempt(self, from_step: int, *, locks: Mapping[str, Lock] | None = None) -> Self:
         """The run with one more attempt that is running, kept in run.json.
 
         `locks` are what its episodes are made of, by environment; they are kept in the run's folder.
@@ -301,7 +301,7 @@ class TrainerRun(ABC):
         begun.save()
         return begun
 
-    def ends(self, how: How, summary: Mapping[str, Any]) -> None:
+    def end_attempt(self, how: How, summary: Mapping[str, Any]) -> None:
         """Write summary.json, and what has become of the run into run.json."""
         (self.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
         dataclasses.replace(self, state=STATES[how], ended=time.time()).save()
@@ -342,7 +342,7 @@ class TrainerRun(ABC):
     def read(cls, folder: Path) -> dict[str, Any]:
         """The fields that `write` wrote, lists as tuples, and the folder; raises as `load` does."""
         folder = folder.resolve()
-        fields = _fields(folder)
+        fields = _read_fields(folder)
         if not fields or fields.pop("kind", cls.KINDS[0]) not in cls.KINDS:
             inside = sorted(str(item.parent.name) for item in folder.glob("*/run.json")) if folder.is_dir() else []
             hint = f"did you mean {folder / inside[-1]}?" if inside else f"give the folder of one of `{cls.MADE_BY}`"

@@ -94,11 +94,11 @@ def step_figures(episodes: Iterable[EpisodeFigures]) -> dict[str, float]:
         by_spec.setdefault(episode.spec, []).append(episode)
     figures: dict[str, float] = {}
     for spec, found in by_spec.items():
-        figures.update({f"rlenv/{spec}/{name}": value for name, value in _figures(found).items()})
+        figures.update({f"rlenv/{spec}/{name}": value for name, value in _batch_figures(found).items()})
     return figures
 
 
-def _figures(episodes: Sequence[EpisodeFigures]) -> dict[str, float]:
+def _batch_figures(episodes: Sequence[EpisodeFigures]) -> dict[str, float]:
     figures: dict[str, float] = {
         "episodes": float(len(episodes)),
         "invalid": float(sum(episode.is_invalid for episode in episodes)),
@@ -291,7 +291,7 @@ class Sibling:
         self.limit = asyncio.timeout(None)
         return self.limit
 
-    async def scored(self, trajectory: Trajectory, environment: Environment, *, counts: bool) -> Trajectory:
+    async def score(self, trajectory: Trajectory, environment: Environment, *, counts: bool) -> Trajectory:
         """The trajectory with its group terms measured; waits for the other samples only where there are such terms.
 
         Args:
@@ -337,7 +337,7 @@ class Sibling:
         else:
             self._scored.set_result(result)
 
-    def cut(self) -> None:
+    def cut_short(self) -> None:
         """Ends the episode now, unless nothing but its reward is missing: `limits.reward_s` bounds that."""
         if self._is_running and self.limit is not None and not (self.episode is not None and self.episode.is_ending):
             self.limit.reschedule(asyncio.get_running_loop().time())
@@ -370,11 +370,11 @@ class _Group:
                 self.timer = None
             self._score()
         elif self.deadline is not None and self.timer is None and self.ended >= self.deadline.share * len(self.members):
-            self.timer = asyncio.get_running_loop().call_later(self.deadline.grace_s, self._cut)
+            self.timer = asyncio.get_running_loop().call_later(self.deadline.grace_s, self._cut_members)
 
-    def _cut(self) -> None:
+    def _cut_members(self) -> None:
         for member in self.members:
-            member.cut()
+            member.cut_short()
 
     def _score(self) -> None:
         present = [member for member in self.members if member.trajectory is not None]
@@ -383,18 +383,18 @@ class _Group:
         scorer = self.environment.parts.scorer
         if scorer.asked_names:
             # By none of the samples: one that is cancelled while models are asked must not take the others' rewards.
-            self.asking = asyncio.get_running_loop().create_task(self._ask(self.environment, present))
+            self.asking = asyncio.get_running_loop().create_task(self._score_present(self.environment, present))
             return
         try:
-            _resolve(present, score_groups(scorer, _trajectories(present)))
+            _resolve_all(present, score_groups(scorer, _trajectories_of(present)))
         except Exception as error:  # every sample of the group is told, so that none waits for ever
-            _refuse(present, error)
+            _refuse_all(present, error)
 
-    async def _ask(self, environment: Environment, present: list[Sibling]) -> None:
+    async def _score_present(self, environment: Environment, present: list[Sibling]) -> None:
         try:
-            _resolve(present, await environment.score_groups(_trajectories(present)))
+            _resolve_all(present, await environment.score_groups(_trajectories_of(present)))
         except Exception as error:  # as above
-            _refuse(present, error)
+            _refuse_all(present, error)
 
     def has_left(self) -> None:
         """Ends what is asked once nobody waits for it any more."""
@@ -402,16 +402,16 @@ class _Group:
             self.asking.cancel()
 
 
-def _trajectories(present: list[Sibling]) -> list[Trajectory]:
+def _trajectories_of(present: list[Sibling]) -> list[Trajectory]:
     return [member.trajectory for member in present if member.trajectory is not None]
 
 
-def _resolve(present: list[Sibling], trajectories: list[Trajectory]) -> None:
+def _resolve_all(present: list[Sibling], trajectories: list[Trajectory]) -> None:
     for member, trajectory in zip(present, trajectories, strict=True):
         member.resolve(trajectory)
 
 
-def _refuse(present: list[Sibling], error: Exception) -> None:
+def _refuse_all(present: list[Sibling], error: Exception) -> None:
     for member in present:
         member.resolve(error)
 

@@ -79,7 +79,7 @@ def run_folder(output: Path | None, specs: Sequence[TrainedSpec], *, kind: str =
     return (output or Path("runs") / f"{kind}{name}-{datetime.now():%Y%m%d-%H%M%S}").resolve()
 
 
-def unprepared(kind: Literal["eval", "train"], arguments: Namespace, specs: Sequence[TrainedSpec]) -> RunInfo:
+def unprepared_info(kind: Literal["eval", "train"], arguments: Namespace, specs: Sequence[TrainedSpec]) -> RunInfo:
     """The information on a run that has no policy yet."""
     return RunInfo(
         kind,
@@ -104,11 +104,11 @@ def load_specs(
         UsageError: two specs share a name, a name that no spec has, or an argument that cannot be read.
         SpecError: a spec's own faults.
     """
-    assignments = [_assignment(item) for item in set]
+    assignments = [_parse_assignment(item) for item in set]
     everywhere = {key: value for name, key, value in assignments if name is None}
     names = [_name_of(source, everywhere) for source in sources]
     _check_unique(names, sources)
-    given = dict(_weight(item) for item in weights)
+    given = dict(_parse_weight(item) for item in weights)
     asked = [*(("--weight", name) for name in given), *(("--set", name) for name, _, _ in assignments if name)]
     for flag, wanted in asked:
         if wanted not in names:
@@ -117,7 +117,7 @@ def load_specs(
     out = []
     for source, name in zip(sources, names, strict=True):
         own = everywhere | {key: value for owner, key, value in assignments if owner == name}
-        out.append(TrainedSpec(load(source, set=own or None), _absolute(source), own, given.get(name, 1.0)))
+        out.append(TrainedSpec(load(source, set=own or None), _absolute_path(source), own, given.get(name, 1.0)))
     _check_unique([spec.name for spec in out], sources)
     return tuple(out)
 
@@ -137,7 +137,7 @@ def _check_unique(names: Sequence[str], sources: Sequence[str]) -> None:
             )
 
 
-def _assignment(item: str) -> tuple[str | None, str, Any]:
+def _parse_assignment(item: str) -> tuple[str | None, str, Any]:
     left, separator, value = item.partition("=")
     name, colon, key = left.rpartition(":")
     if not separator or not key:
@@ -146,7 +146,7 @@ def _assignment(item: str) -> tuple[str | None, str, Any]:
         return (name if colon else None), key, yaml.safe_load(value)
 
 
-def _weight(item: str) -> tuple[str, float]:
+def _parse_weight(item: str) -> tuple[str, float]:
     name, separator, text = item.rpartition("=")
     try:
         weight = float(text)
@@ -159,7 +159,7 @@ def _weight(item: str) -> tuple[str, float]:
     return name, weight
 
 
-def _absolute(source: str) -> str:
+def _absolute_path(source: str) -> str:
     path = Path(source)
     return str(path.resolve()) if path.exists() else source
 
@@ -220,14 +220,14 @@ def ship(specs: Sequence[TrainedSpec], folder: Path, *, limit_bytes: int = LIMIT
 def named_files(environment: Environment) -> set[Path]:
     """Every file and folder that a compiled spec names, its own file first among them."""
     named = _Named()
-    _collect(environment.loaded, environment, named, nested=set())
+    _collect_files(environment.loaded, environment, named, nested=set())
     return named.files | set(named.absolute.values())
 
 
 def _ship_spec(spec: TrainedSpec, folder: Path) -> Shipped:
     loaded = spec.environment.loaded
     named = _Named()
-    _collect(loaded, spec.environment, named, nested=set())
+    _collect_files(loaded, spec.environment, named, nested=set())
     root = Path(os.path.commonpath([path.parent for path in named.files]))
     target = folder / "specs" / spec.name
     for path in sorted(named.files):
@@ -242,24 +242,24 @@ def _ship_spec(spec: TrainedSpec, folder: Path) -> Shipped:
         changed[key] = f"{place}{colon}"
     for module in sorted(named.modules):
         _ship_module(module, folder)
-    return Shipped(str((target / _real(loaded.path).relative_to(root)).relative_to(folder)), changed)
+    return Shipped(str((target / _real_path(loaded.path).relative_to(root)).relative_to(folder)), changed)
 
 
-def _collect(loaded: LoadedSpec, environment: Environment | None, named: _Named, *, nested: set[Path]) -> None:
+def _collect_files(loaded: LoadedSpec, environment: Environment | None, named: _Named, *, nested: set[Path]) -> None:
     """Add what one spec names. `nested` are the specs on the way here, which may not be followed again."""
-    own = _real(loaded.path)
-    named.files.update(_real(path) for path in (loaded.path, *loaded.document.files))
+    own = _real_path(loaded.path)
+    named.files.update(_real_path(path) for path in (loaded.path, *loaded.document.files))
     for split in loaded.spec.tasks:
         for place, path in task_files(loaded, split):
             is_override = loaded.document.value_span(place).file.startswith("--set ")
             if glob.has_magic(str(loaded.document.get(place))) and not is_override:  # a pattern stands for many
-                named.files.add(_real(path))
+                named.files.add(_real_path(path))
     named_by = ((key, value) for key, value in loaded.document.data.items() if key not in _LEFT_OUT)
     for dotted, text in (one for key, value in named_by for one in texts_at(key, value)):
         if _OF_A_ROW.match(dotted):
             continue
         base = loaded.base_of(dotted)
-        for written, template in _written(dotted, text, loaded, environment):
+        for written, template in _filled_texts(dotted, text, loaded, environment):
             if template is None:  # no row names a module
                 _add_module(written, named)
             file = written.rpartition(":")[0] if ".py:" in written else written
@@ -268,7 +268,7 @@ def _collect(loaded: LoadedSpec, environment: Environment | None, named: _Named,
             try:
                 roots, vars = loaded.roots, loaded.spec.vars
                 find = base.joinpath if template is None else finder(template, base=base, roots=roots, vars=vars)
-                path = _real(find(file))
+                path = _real_path(find(file))
                 if not path.exists():
                     continue
             except (RefusedPath, TemplateError, OSError, ValueError):
@@ -284,10 +284,10 @@ def _collect(loaded: LoadedSpec, environment: Environment | None, named: _Named,
                 named.files.update(file.parent for file in path.parent.glob("*/__init__.py"))
             is_spec = path.suffix in (".yaml", ".yml") and path not in nested and path != own
             if is_spec and dotted.endswith(".spec"):
-                _collect(load_spec(path), None, named, nested={*nested, own})
+                _collect_files(load_spec(path), None, named, nested={*nested, own})
 
 
-def _written(
+def _filled_texts(
     key: str, text: str, loaded: LoadedSpec, environment: Environment | None
 ) -> Iterator[tuple[str, Template | None]]:
     """The text as it is filled in: from the constants, and from every row where a path may depend on its task.
@@ -352,6 +352,6 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copy2(source, target)
 
 
-def _real(path: Path) -> Path:
+def _real_path(path: Path) -> Path:
     """An absolute path without `..`; links stay, so that the layout is the one that the spec sees."""
     return Path(os.path.abspath(path))

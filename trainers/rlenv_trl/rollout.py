@@ -12,7 +12,7 @@ from rlenv.episodes.environment import Environment, load
 from rlenv.errors import UsageError
 from rlenv.tokens.encoder import History
 from rlenv_train.keeping import Keeper
-from rlenv_train.player import Address, Player, Sample, addresses, together
+from rlenv_train.player import Address, Player, Sample, addresses, wait_for_all
 from rlenv_train.samples import EpisodeFigures, step_figures
 
 _ONLY_ONE = "TRL leaves a sample out only where every reward function gives None, and an outage would be a number"
@@ -89,7 +89,7 @@ class Rollout:
             UnsupportedTemplate: the chat template cannot go on behind what the environment answers.
         """
         _check(trainer)
-        player = self.player = self.player or self._player(trainer)
+        player = self.player = self.player or self._make_player(trainer)
         is_training = bool(trainer.model.training)
         most = trainer.num_generations if is_training else trainer.num_generations_eval
         step = int(trainer.state.global_step)
@@ -97,12 +97,12 @@ class Rollout:
         first = trainer.accelerator.process_index * len(found)
         groups = groups_of(player, found, most, step, first=first, is_validation=not is_training)
         samples = [sample for group in groups for sample in group]
-        run_sync(together, [sample.open() for sample in samples])
-        while _anybody([sample for sample in samples if not sample.is_ended], trainer):
+        run_sync(wait_for_all, [sample.open() for sample in samples])
+        while _is_any_live([sample for sample in samples if not sample.is_ended], trainer):
             live = [sample for sample in samples if not sample.is_ended]
-            ids, logprobs = self._turn(live, trainer)
+            ids, logprobs = self._sample_turn(live, trainer)
             turns = zip(live, ids, logprobs or [None] * len(live), strict=False)
-            run_sync(together, [sample.feed(one, known) for sample, one, known in turns])
+            run_sync(wait_for_all, [sample.feed(one, known) for sample, one, known in turns])
         pairs = [pair for group in groups for pair in run_sync(player.outcomes, group)]
         self.figures = [figures for _, figures in pairs]
         rows = [outcome.rows[0] for outcome, _ in pairs]
@@ -114,11 +114,11 @@ class Rollout:
             # Where the backend names none, they are NaN: TRL computes them itself then.
             "logprobs": None if any(value != value for row in known for value in row) else known,
             "env_mask": [list(row.mask) for row in rows],
-            "rlenv_reward": _dealt(rewards, step) if self._control and is_training else rewards,
+            "rlenv_reward": _deal_rewards(rewards, step) if self._control and is_training else rewards,
             "rlenv_figures": self.figures,
         }
 
-    def _player(self, trainer: Any) -> Player:
+    def _make_player(self, trainer: Any) -> Player:
         config = trainer.model.config
         config = getattr(config, "text_config", None) or config
         lengths = (getattr(config, "max_position_embeddings", None), trainer.args.vllm_max_model_length)
@@ -131,7 +131,7 @@ class Rollout:
             **self._options,
         )
 
-    def _turn(self, live: Sequence[Sample], trainer: Any) -> tuple[Sequence[Sequence[int]], Any]:
+    def _sample_turn(self, live: Sequence[Sample], trainer: Any) -> tuple[Sequence[Sequence[int]], Any]:
         """One turn of each; of a process whose episodes have all ended a turn that nobody takes."""
         contexts = [sample.context_ids for sample in live]
         limits = [sample.played.max_tokens for sample in live]
@@ -216,7 +216,7 @@ def groups_of(
     return groups
 
 
-def _anybody(live: Sequence[Sample], trainer: Any) -> bool:
+def _is_any_live(live: Sequence[Sample], trainer: Any) -> bool:
     """True as long as an episode of any process goes on: generating may be a step that all take together."""
     if trainer.accelerator.num_processes == 1:
         return bool(live)
@@ -240,7 +240,7 @@ def _at_most(tokens: int | None, trainer: Any) -> Iterator[None]:
         config.max_new_tokens = before
 
 
-def _dealt(rewards: Sequence[float | None], step: int) -> list[float | None]:
+def _deal_rewards(rewards: Sequence[float | None], step: int) -> list[float | None]:
     """The rewards that there are, dealt anew over their samples; the same for the same step."""
     import random
 

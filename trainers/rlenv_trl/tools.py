@@ -78,7 +78,7 @@ def environment_class(environment: Environment) -> type:
     Played.__name__ = Played.__qualname__ = "".join(word.title() for word in environment.spec.name.split("-"))
     for schema in environment.tool_schemas:
         function = schema["function"]
-        setattr(Played, function["name"], _method(function))
+        setattr(Played, function["name"], _make_method(function))
     ToolSession(environment)  # a spec that cannot be played so is told here
     return Played
 
@@ -134,10 +134,10 @@ class _Session:
         session = self._session
         if session is None:
             raise UsageError("reset comes before the reward")
-        return await session.finish([_message(one) for one in said])
+        return await session.finish([_to_message(one) for one in said])
 
 
-def _message(said: Mapping[str, Any]) -> Mapping[str, Any] | Message:
+def _to_message(said: Mapping[str, Any]) -> Mapping[str, Any] | Message:
     """A message of TRL's with its calls in OpenAI's form: TRL leaves out ids, and the text of a cut answer."""
     calls = said.get("tool_calls")
     if said.get("role") != "assistant":
@@ -154,7 +154,7 @@ def _call(at: int, call: Any) -> dict[str, Any]:
     return {"id": f"call_{at}", "type": "function", **held, "function": function}
 
 
-def _method(function: Mapping[str, Any]) -> Callable[..., str]:
+def _make_method(function: Mapping[str, Any]) -> Callable[..., str]:
     """The method of a tool, with the signature and the docstring that say its schema."""
     name, parameters = str(function["name"]), function.get("parameters") or {}
     if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_") or name in _RESERVED:

@@ -27,7 +27,7 @@ from rlenv.runs.locks.lock import lock_of
 from rlenv.runs.pack import seal_abandoned
 from rlenv_train.keeping import KEEP_GB, Keeper, KeptEpisodes
 from rlenv_train.progress import cut_after, driving, entries_of, plot_text
-from rlenv_train.specs import TrainedSpec, load_specs, read_override, run_folder, spec_and_overrides, unprepared
+from rlenv_train.specs import TrainedSpec, load_specs, read_override, run_folder, spec_and_overrides, unprepared_info
 from rlenv_trl.rollout import Rollout, rlenv_reward
 from rlenv_verl.run.inputs import options_of, refuse_fixed
 from rlenv_verl.run.model import first_model
@@ -49,37 +49,37 @@ def train(arguments: argparse.Namespace, console: Console) -> int:
     for name, needs in _SETTINGS["needs"].items():
         if getattr(arguments, name):
             raise UsageError(f"--trainer trl does not take --{name.replace('_', '-')}", hint=needs)
-    trl = _trl()
-    console.quiet = not _leads()
+    trl = _import_trl()
+    console.quiet = not _is_first()
     if arguments.resume is not None:
-        return _resumed(trl, arguments, console)
+        return _resume(trl, arguments, console)
     sources, items = spec_and_overrides(arguments.items)
     if not sources:
         raise UsageError("name the spec to train on: rlenv train SPEC --trainer trl")
-    asked = _asked(arguments, items)
+    asked = _parse_asked(arguments, items)
     specs = load_specs(sources, set=arguments.set)
     folder = run_folder(arguments.output, specs)
-    if _leads() and ((folder / "metrics.jsonl").exists() or is_run(folder)):
+    if _is_first() and ((folder / "metrics.jsonl").exists() or is_run(folder)):
         raise UsageError(f"{folder} holds a run already", hint=f"choose another with -o, or --resume {folder}")
     config = config_of(trl, asked.keys, folder=folder, seed=asked.seed, on_cpu=_on_cpu())
     run = _Run(trl, asked, specs, folder, config, console)
     if arguments.dry_run:
-        return run.tried(arguments.model or "tiny")
+        return run.dry_run(arguments.model or "tiny")
     if config.world_size > 1 and arguments.output is None:
         raise UsageError("several processes need one folder", key="-o", hint="name it by -o FOLDER")
-    info = unprepared("train", arguments, specs)
+    info = unprepared_info("train", arguments, specs)
 
-    def prepared() -> None:
+    def prepare() -> None:
         console.say(f"run folder  {folder}")
         model, _ = first_model(arguments, specs, folder, console, limit_s=arguments.time_limit)
         facts = {"trainer": "trl", "seed": asked.seed, "asked": asdict(asked)}
         facts |= {"sources": [spec.source for spec in specs], "set": list(arguments.set)}
         run.begin(replace(info, facts=facts), model, from_step=0)
 
-    return run.driven(prepared, info, limit_s=arguments.time_limit)
+    return run.drive(prepare, info, limit_s=arguments.time_limit)
 
 
-def _leads() -> bool:
+def _is_first() -> bool:
     """True in a process alone, and in the first of several."""
     return os.environ.get("RANK", "0") == "0"
 
@@ -94,7 +94,7 @@ class Asked:
     shuffles: bool = False
 
 
-def _asked(arguments: argparse.Namespace, items: Sequence[str]) -> Asked:
+def _parse_asked(arguments: argparse.Namespace, items: Sequence[str]) -> Asked:
     own, keys = overrides_of(items)
     if arguments.validation_tasks is not None:
         own["validation_tasks"] = arguments.validation_tasks
@@ -120,7 +120,7 @@ class _Run:
     config: Any
     console: Console
 
-    def tried(self, model: str, *, step: int = 0) -> int:
+    def dry_run(self, model: str, *, step: int = 0) -> int:
         """Shows what a run would be, once TRL has accepted it; nothing is written or started."""
         asked, config, console = self.asked, self.config, self.console
         console.say(f"run folder  {self.folder}\npolicy      {model}")
@@ -128,23 +128,23 @@ class _Run:
             sizes = [(asked.own[f"{which}_split"], which) for which in ("train", "validation")]
             rows = [f"{len(spec.environment.tasks(split))} tasks of {split} ({which})" for split, which in sizes]
             console.say(f"spec        {spec.name}: {', '.join(rows)}")
-        for part, values in (("run.", asked.own), ("", merged(asked.keys, self.folder, asked.seed, _on_cpu()))):
+        for part, values in (("run.", asked.own), ("", merge_keys(asked.keys, self.folder, asked.seed, _on_cpu()))):
             for key, value in values.items():
                 console.say(f"  {part}{key}={value if part else getattr(config, key)}")
         console.say(f"nothing was started or written; steps {step} to {config.max_steps}")
         return 0
 
-    def driven(self, prepare: Callable[[], None], unprepared: RunInfo | None = None, **options: Any) -> int:
+    def drive(self, prepare: Callable[[], None], unprepared: RunInfo | None = None, **options: Any) -> int:
         """Trains in a folder that the first process drives and has prepared; the others wait for that."""
         with ExitStack() as stack:
             with self.config.main_process_first(local=False):
-                if _leads():
+                if _is_first():
                     self.folder.mkdir(parents=True, exist_ok=True)
                     stack.enter_context(driving(self.folder, unprepared))
                     prepare()
             info = read_info(self.folder)
             assert info is not None  # where preparing has failed, this process is ended by whoever started it
-            return self._trained(info, **options)
+            return self._train(info, **options)
 
     def begin(self, info: RunInfo, model: str, *, from_step: int) -> None:
         """The run with one more attempt, kept in run.json, and the locks of its episodes."""
@@ -163,7 +163,7 @@ class _Run:
         attempt = Attempt.begin(len(info.attempts) + 1, from_step, locks=locks)
         write_info(self.folder, replace(info, attempts=(*info.attempts, attempt), policy=model))
 
-    def _trained(self, info: RunInfo, *, limit_s: float | None, checkpoint: Path | None = None) -> int:
+    def _train(self, info: RunInfo, *, limit_s: float | None, checkpoint: Path | None = None) -> int:
         from datasets import Dataset
         from transformers.trainer_callback import PrinterCallback
 
@@ -176,9 +176,9 @@ class _Run:
             keeper=keeper,
             control=asked.shuffles,
         )
-        follower = _follower(folder, console, limit_s=limit_s)
+        follower = _make_follower(folder, console, limit_s=limit_s)
         held_out = rollout.rows(own["validation_split"], seed=seed, count=own["validation_tasks"])
-        held_out, config.per_device_eval_batch_size = _shared(held_out, config)
+        held_out, config.per_device_eval_batch_size = _even_tasks(held_out, config)
         with closing(keeper):
             trainer = self.trl.GRPOTrainer(
                 model=info.policy,
@@ -195,7 +195,7 @@ class _Run:
                 trainer.save_model(str(folder / "trained"))
         trainer.accelerator.wait_for_everyone()  # for the episodes of the others
         state: Any = {"": "ended", "time_limit": "ended", "stop": "stopped"}[follower.ended]
-        if _leads():
+        if _is_first():
             info = replace(info, state=state, ended=time.time())
             write_info(folder, info)
             facts: dict[str, Any] = {"shuffles": asked.shuffles, "held_out_tasks": len(held_out)}
@@ -206,7 +206,7 @@ class _Run:
         return 0 if state == "ended" else 130
 
 
-def _resumed(trl: Any, arguments: argparse.Namespace, console: Console) -> int:
+def _resume(trl: Any, arguments: argparse.Namespace, console: Console) -> int:
     """A run that goes on from its last checkpoint, with its own settings; --steps, --save-every and --time-limit may be
     others.
 
@@ -229,15 +229,15 @@ def _resumed(trl: Any, arguments: argparse.Namespace, console: Console) -> int:
     config = config_of(trl, asked.keys, folder=folder, seed=asked.seed, on_cpu=_on_cpu())
     run = _Run(trl, asked, specs, folder, config, console)
     if arguments.dry_run:
-        return run.tried(info.policy, step=step)
+        return run.dry_run(info.policy, step=step)
     begun = replace(info, command=arguments.command, state="running", ended=0.0)
 
-    def prepared() -> None:
+    def prepare() -> None:
         console.say(f"run folder  {folder}\ngoes on from step {step}")
         cut_after(folder / "metrics.jsonl", step)
         run.begin(begun, begun.policy, from_step=step)
 
-    return run.driven(prepared, limit_s=arguments.time_limit, checkpoint=kept[-1])
+    return run.drive(prepare, limit_s=arguments.time_limit, checkpoint=kept[-1])
 
 
 def step_of(checkpoint: Path) -> int:
@@ -274,10 +274,10 @@ def config_of(trl: Any, keys: Mapping[str, Any], *, folder: Path, seed: int, on_
         if key not in known:
             raise UsageError(f"TRL's GRPOConfig has no key '{key}'", key=key, hint=all_known(key, known))
     with told_as(UsageError, "TRL's GRPOConfig:", ValueError, TypeError):
-        return trl.GRPOConfig(**merged(keys, folder, seed, on_cpu))
+        return trl.GRPOConfig(**merge_keys(keys, folder, seed, on_cpu))
 
 
-def merged(keys: Mapping[str, Any], folder: Path, seed: int, on_cpu: bool) -> dict[str, Any]:
+def merge_keys(keys: Mapping[str, Any], folder: Path, seed: int, on_cpu: bool) -> dict[str, Any]:
     """All keys of `GRPOConfig` that a run gives."""
     own = {"seed": seed, "output_dir": str(folder / "checkpoints")}
     return {**_SETTINGS["always"], **(_SETTINGS["cpu"] if on_cpu else {}), **own, **keys}
@@ -289,7 +289,7 @@ def _on_cpu() -> bool:
     return not torch.cuda.is_available()
 
 
-def _trl() -> Any:
+def _import_trl() -> Any:
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     try:
         import trl
@@ -298,7 +298,7 @@ def _trl() -> Any:
     return trl
 
 
-def _shared(held_out: list[dict[str, Any]], config: Any) -> tuple[list[dict[str, Any]], int]:
+def _even_tasks(held_out: list[dict[str, Any]], config: Any) -> tuple[list[dict[str, Any]], int]:
     """The tasks of a validation and the size of a batch by which all processes have as many: TRL fills up what is left
     with tasks that have been played. Batches are alike, or in one process nearly: TRL gives the mean of their means."""
     size, each = config.per_device_eval_batch_size, len(held_out) // config.world_size
@@ -310,7 +310,7 @@ def _shared(held_out: list[dict[str, Any]], config: Any) -> tuple[list[dict[str,
     return held_out[: each * config.world_size], alike
 
 
-def _follower(folder: Path, console: Console, *, limit_s: float | None) -> Any:
+def _make_follower(folder: Path, console: Console, *, limit_s: float | None) -> Any:
     """TRL's callback that writes the figures of each step to metrics.jsonl and heeds the run's limits."""
     from accelerate.utils import broadcast_object_list
     from transformers import TrainerCallback
@@ -325,7 +325,7 @@ def _follower(folder: Path, console: Console, *, limit_s: float | None) -> Any:
                 return
             with (folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": state.global_step, "data": dict(logs or {})}, default=str) + "\n")
-            shown = [f"{label} {value:.3f}" for label, value in figures(logs or {})]
+            shown = [f"{label} {value:.3f}" for label, value in curve_figures(logs or {})]
             if shown:
                 seconds = time.monotonic() - started
                 console.say(f"step {state.global_step}  {', '.join(shown)}, {seconds:.0f} s")
@@ -352,12 +352,12 @@ def curves_of(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """Success and reward of each spec by step, in training and held out, over all attempts."""
     found: dict[str, dict[int, float]] = {}
     for entry in entries_of(folder / "metrics.jsonl"):
-        for label, value in figures(entry["data"]):
+        for label, value in curve_figures(entry["data"]):
             found.setdefault(label, {})[entry["step"]] = value
     return {label: sorted(points.items()) for label, points in found.items()}
 
 
-def figures(logs: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+def curve_figures(logs: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """Those of what TRL logs that are curves, by their labels."""
     for key, value in logs.items():
         if key.endswith(("/success", "/reward")) and "rlenv/" in key:
@@ -398,7 +398,7 @@ def summarise(
         "held_out_success": [{"step": step, **values} for step, values in sorted(held_out.items())],
         "training_reward": rewards[0] if len(rewards) == 1 else rewards,
         "kept_episodes": len(episodes),
-        "failed_episodes": len(episodes.failed()),
+        "failed_episodes": len(episodes.failures()),
         "failure_reasons": episodes.reasons(),
         "trained": str(folder / "trained") if (folder / "trained").exists() else None,
         "model": info.policy,

@@ -48,7 +48,7 @@ def load_policy(
     Raises:
         PolicyError: the folder holds no model that transformers can load.
     """
-    tokenizer, model = _loaded(folder)
+    tokenizer, model = _load_model(folder)
     encoder = bind(tokenizer, environment, history=history, model=str(folder))
     pad = model.config.pad_token_id or 0
     server = CpuServer(model, pad_id=pad, max_batch=_MOST_AT_ONCE, seed=0, has_weights=True, decode=tokenizer.decode)
@@ -63,7 +63,7 @@ def load_policy(
     )
 
 
-def _loaded(folder: str | Path) -> tuple[Any, Any]:
+def _load_model(folder: str | Path) -> tuple[Any, Any]:
     """The tokenizer and the model of a folder."""
     import torch
     import transformers
@@ -125,7 +125,7 @@ class _Session:
         else:
             own, *observed = messages[self._seen :]
             try:
-                fits = tokens.add_observation(Observation(tuple(observed)), said=self._said(own))
+                fits = tokens.add_observation(Observation(tuple(observed)), said=self._template_turn(own))
             except UnsupportedTemplate:
                 # The policy chose the shape of its turn, such as more calls than the template can show results of: it
                 # may not make its own reward invalid by that.
@@ -147,7 +147,7 @@ class _Session:
         action = tokens.add_sampled(generated.token_ids, generated.logprobs)
         return Sampled(action, generated.finish, generated.token_ids)
 
-    def _said(self, own: Message) -> Message:
+    def _template_turn(self, own: Message) -> Message:
         """The policy's last turn as the chat template shall write it."""
         environment = self.policy.environment
         if own.tool_calls:

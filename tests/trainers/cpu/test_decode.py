@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from rlenv_verl.cpu import Sampling, _filtered, generate
+from rlenv_verl.cpu import Sampling, _filter_logits, generate
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_samples_follow_the_distribution(model: Any) -> None:
 
 def test_top_k_and_top_p_exclude_row_by_row() -> None:
     scaled = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]] * 5))
-    kept = _filtered(
+    kept = _filter_logits(
         scaled,
         [Sampling(1), Sampling(1, top_k=2), Sampling(1, top_p=0.8), Sampling(1, top_p=0.01), Sampling(1, 0.0, top_k=1)],
     ).isfinite()
@@ -127,7 +127,7 @@ def test_top_k_and_top_p_exclude_row_by_row() -> None:
 
 def test_top_p_of_one_keeps_everything_despite_rounding() -> None:
     scaled = torch.randn(3, 5000, generator=torch.Generator().manual_seed(0)) * 5
-    assert _filtered(scaled, [Sampling(1, top_k=4999), Sampling(1), Sampling(1)])[1:].isfinite().all()
+    assert _filter_logits(scaled, [Sampling(1, top_k=4999), Sampling(1), Sampling(1)])[1:].isfinite().all()
 
 
 @pytest.mark.parametrize("options", [{"max_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.1}])

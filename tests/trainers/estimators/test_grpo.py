@@ -70,7 +70,7 @@ def test_division_by_the_deviation_can_be_turned_off(advantage: Any) -> None:
 def test_shuffling_keeps_the_rewards_and_leaves_failed_rows_alone(advantage: Any) -> None:
     rewards = torch.arange(64, dtype=torch.float32)
     valid = torch.tensor([row % 4 != 0 for row in range(64)])
-    shuffled = advantage.permuted(rewards, valid, torch.Generator().manual_seed(0))
+    shuffled = advantage.permute_rewards(rewards, valid, torch.Generator().manual_seed(0))
     assert sorted(shuffled.tolist()) == rewards.tolist()
     assert torch.equal(shuffled[~valid], rewards[~valid])
     assert not torch.equal(shuffled, rewards)

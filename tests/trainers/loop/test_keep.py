@@ -69,7 +69,7 @@ def test_what_cannot_be_written_is_told_once_and_tried_again(tmp_path: Path, cap
     run.write_text("a file is in the way")
     keeper = Keeper(run)
     assert [keeper.keep(episode(), Facts()) for _ in range(3)] == [""] * 3
-    keeper.late("", fate="trained")
+    keeper.append_late("", fate="trained")
     assert (keeper.lost, len(caplog.records)) == (3, 1)
     run.unlink()
     assert keeper.keep(episode(), Facts())

@@ -177,7 +177,7 @@ def test_who_died_stands_below_the_end_of_a_log_that_others_went_on_with(
     said = f"(TaskRunnerV1 pid=7) {SAID}the rollout server 0 died, and what it had is lost. Killed."
     (tmp_path / "verl.log").write_text("\n".join([said, *["    a frame"] * 60, "ActorDiedError: The actor died"]))
     run: Any = SimpleNamespace(folder=tmp_path, validation_only=False)
-    train._explain(Ending("failed", 1, 3.0), run, Console(highlight=False, soft_wrap=True))
+    train._explain_end(Ending("failed", 1, 3.0), run, Console(highlight=False, soft_wrap=True))
     shown = capsys.readouterr().out.splitlines()
     assert "the rollout server 0 died, and what it had is lost. Killed." in shown
     assert shown[-1].startswith("go on with: rlenv train --resume")

@@ -204,12 +204,12 @@ def test_a_batch_of_more_rows_makes_no_more_updates(queue: Queue, critic: bool) 
 @pytest.mark.parametrize("n", [1, 3, 8])
 @pytest.mark.parametrize("workers", [1, 4, 6])
 def test_mini_batches_fit_any_number_of_rows(size: int, n: int, workers: int) -> None:
-    from rlenv_verl.loop.replay_buffer import fitting
+    from rlenv_verl.loop.replay_buffer import fit_size
 
     prompts, updates = 8, 8 // size
-    assert fitting(size, rows=prompts * n, prompts=prompts, n=n, workers=workers) == size
+    assert fit_size(size, rows=prompts * n, prompts=prompts, n=n, workers=workers) == size
     for rows in range(prompts * n + 1, 5 * prompts * n, 7):
-        found = fitting(size, rows=rows, prompts=prompts, n=n, workers=workers)
+        found = fit_size(size, rows=rows, prompts=prompts, n=n, workers=workers)
         assert math.ceil(rows / (found * n)) <= updates
         assert found * n % workers == 0
         # No larger than it has to be.

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import torch
 
-from rlenv_verl.rehearse import KINDS, Filler, kind_of, padded
+from rlenv_verl.rehearse import KINDS, Filler, kind_of, pad_action
 from rlenv_verl.rehearse.model import WINDOW, window_attention
 
 FILLER = Filler(tuple(range(100, 200)))
@@ -35,17 +35,17 @@ def test_no_action_is_longer_than_a_request_allows() -> None:
     for kind in KINDS:
         for most in (1, 2, 3, 50):
             for is_last in (False, True):
-                ids = padded(ACTION, kind, most=most, is_last=is_last, filler=FILLER, rng=rng)
+                ids = pad_action(ACTION, kind, most=most, is_last=is_last, filler=FILLER, rng=rng)
                 assert 1 <= len(ids) <= most
 
 
 def test_a_full_episode_ends_at_the_limit_and_leaves_room_before() -> None:
     rng = random.Random(0)
-    last = padded(ACTION, "full", most=50, is_last=True, filler=FILLER, rng=rng)
+    last = pad_action(ACTION, "full", most=50, is_last=True, filler=FILLER, rng=rng)
     assert (len(last), last[-3:]) == (50, ACTION)
-    assert len(padded(ACTION, "full", most=50, is_last=False, filler=FILLER, rng=rng)) == 25
-    assert padded(ACTION, "short", most=50, is_last=True, filler=FILLER, rng=rng) == ACTION
-    cut = padded(ACTION, "limit", most=50, is_last=True, filler=FILLER, rng=rng)
+    assert len(pad_action(ACTION, "full", most=50, is_last=False, filler=FILLER, rng=rng)) == 25
+    assert pad_action(ACTION, "short", most=50, is_last=True, filler=FILLER, rng=rng) == ACTION
+    cut = pad_action(ACTION, "limit", most=50, is_last=True, filler=FILLER, rng=rng)
     assert len(cut) == 50
     assert not set(ACTION) & set(cut)
 

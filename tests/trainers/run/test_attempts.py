@@ -61,7 +61,7 @@ def end(error: BaseException | None) -> None:
 @pytest.mark.parametrize(("error", "expected"), ENDS)
 def test_an_attempt_that_nobody_has_ended_is_ended(prepared: Run, error: BaseException | None, expected: str) -> None:
     with ending(error), driving(prepared.folder):
-        prepared.begun(0)
+        prepared.begin_attempt(0)
         assert state(prepared.folder) == "running"
         end(error)
     assert state(prepared.folder) == expected
@@ -92,7 +92,7 @@ def test_a_run_that_was_refused_as_it_was_stays_so(prepared: Run) -> None:
 @pytest.mark.slow
 def test_what_a_run_says_of_its_own_end_stays(prepared: Run) -> None:
     with driving(prepared.folder):
-        path = prepared.begun(0).folder / "run.json"
+        path = prepared.begin_attempt(0).folder / "run.json"
         path.write_text(path.read_text().replace('"running"', '"ended"'))
     assert Run.load(prepared.folder).state == "ended"
 
@@ -103,7 +103,7 @@ def test_a_wish_to_stop_from_before_is_forgotten_and_a_later_one_is_not(prepared
     with driving(prepared.folder):
         assert not prepared.stop.exists()
         prepared.stop.touch()
-        prepared.begun(0)
+        prepared.begin_attempt(0)
         assert prepared.stop.exists()
 
 

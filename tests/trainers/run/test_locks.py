@@ -18,7 +18,7 @@ from rlenv.runs.locks.lock import Lock, locks_of
 from rlenv.runs.schema import Facts
 from rlenv_train.keeping import Keeper
 from rlenv_verl.run import Run, attempt_locks, changed_lines
-from rlenv_verl.run.resume import resumed, validation_of
+from rlenv_verl.run.resume import resume_run, validation_of
 from rlenv_verl.run.train import main
 from rlenv_verl.settings import compose
 from tests.support.kept import episode
@@ -128,7 +128,7 @@ def test_weights_count_by_their_content(run: Run) -> None:
 @pytest.mark.slow
 def test_every_row_names_the_lock_of_its_own_environment(run: Run) -> None:
     made = locks(run)
-    run.begun(0, locks=made)
+    run.begin_attempt(0, locks=made)
     assert set(locks_of(run.folder)) == {lock.hash12 for lock in made.values()}
     info = read_info(run.folder)
     assert info is not None
@@ -143,14 +143,14 @@ def test_every_row_names_the_lock_of_its_own_environment(run: Run) -> None:
 
 @pytest.mark.slow
 def test_a_resumed_attempt_says_what_else_it_goes_on_with(run: Run) -> None:
-    begun_run = run.begun(0, locks=locks(run))
+    begun_run = run.begin_attempt(0, locks=locks(run))
     checkpoint(run, 3)
-    again, _ = resumed(begun_run)
+    again, _ = resume_run(begun_run)
     assert again.attempts[0].lock != again.attempts[1].lock  # of another step
     assert list(changed_lines(again)) == []
     checkpoint(run, 6)
     changed = dataclasses.replace(again, overrides=(*again.overrides, "algorithm.gamma=0.9"))
-    third, _ = resumed(changed)
+    third, _ = resume_run(changed)
     first, second = changed_lines(third)
     assert first.startswith("arithmetic-v0 goes on with another trainer.config, trainer.overrides.algorithm.gamma: ")
     assert second.startswith("lookup-v0 goes on with another ")
@@ -160,9 +160,9 @@ def test_a_resumed_attempt_says_what_else_it_goes_on_with(run: Run) -> None:
 
 @pytest.mark.slow
 def test_what_an_attempt_before_had_not_recorded_is_no_difference(run: Run) -> None:
-    begun_run = run.begun(0)
+    begun_run = run.begin_attempt(0)
     assert begun_run.attempts[0].lock == ""
-    assert list(changed_lines(begun_run.begun(0, locks=locks(run)))) == []
+    assert list(changed_lines(begun_run.begin_attempt(0, locks=locks(run)))) == []
 
 
 @pytest.mark.slow

@@ -70,7 +70,7 @@ def test_what_is_under_way_is_told_after_a_silence_without_a_terminal() -> None:
     for second in range(1, 101):
         now[0] += 1.0
         if second == 75:
-            underway.told()
+            underway.reset()
         underway.show(f"at {second}")
     assert len(shown) == 100
     assert out.getvalue().splitlines() == [f"at {n}, {n} s" for n in (10, 30, 70, 85)]

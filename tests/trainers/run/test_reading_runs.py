@@ -23,7 +23,7 @@ from rlenv.web.episode import token_rows
 from rlenv.web.shelf import Shelf
 from rlenv_train.keeping import Keeper, KeptEpisodes
 from rlenv_train.progress import plot_png, plot_text
-from rlenv_verl.run.figures import MetricsFile, figures_of, merged, series, without_failures
+from rlenv_verl.run.figures import MetricsFile, by_step, figures_of, series, without_failures
 from rlenv_verl.run.inputs import training_rows, validation_rows
 from rlenv_verl.settings import compose
 from rlenv_verl.settings.presets import flatten, load_preset, override
@@ -62,7 +62,7 @@ def test_success_and_failures_of_validation_are_read() -> None:
 
 def test_a_step_that_is_logged_twice_counts_once() -> None:
     steps = [figures_of(1, {"critic/score/mean": reward}, sources={}) for reward in (0.1, 0.2)]
-    assert [entry.reward for entry in merged(steps)] == [0.2]
+    assert [entry.reward for entry in by_step(steps)] == [0.2]
 
 
 @pytest.mark.slow
@@ -166,13 +166,13 @@ def test_failed_episodes_are_counted(tmp_path: Path) -> None:
 
 
 def test_what_episodes_asked_of_judges_and_tools_is_summed_over_the_run(tmp_path: Path) -> None:
-    assert KeptEpisodes(tmp_path / "none").asked() == Spending()
+    assert KeptEpisodes(tmp_path / "none").spending() == Spending()
     keeper = Keeper(tmp_path)
     usage = (ModelUsage("judge good", "j", 2, 1, prompt_tokens=100, completion_tokens=10),)
     for step in range(3):
         keeper.keep(replace(episode(), usage=usage), Facts(step=step, mode="train"))
     keeper.close()
-    found = KeptEpisodes(tmp_path).asked()
+    found = KeptEpisodes(tmp_path).spending()
     assert (found.requests, found.failed, found.prompt_tokens, found.completion_tokens) == (6, 3, 300, 30)
     assert [one.role for one in found.roles] == ["judge good"]
 
@@ -185,7 +185,7 @@ from rlenv.trajectory import RewardBreakdown, Trajectory
 from rlenv_train.keeping import Keeper
 keeper = Keeper(Path(sys.argv[1]))
 one = Trajectory("a-v0", "train", 0, 0, {}, (), (), None, True, False, "answer", RewardBreakdown(1.0, {}), True)
-keeper.late(keeper.keep(one, Facts()), fate="trained")
+keeper.append_late(keeper.keep(one, Facts()), fate="trained")
 os._exit(0)
 """
 

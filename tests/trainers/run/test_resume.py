@@ -17,9 +17,9 @@ from rlenv.runs.reader import RunReader
 from rlenv.runs.schema import Facts, Mode
 from rlenv_train.keeping import Keeper
 from rlenv_verl.export import last_checkpoint
-from rlenv_verl.run import Run, forget_after, locked
-from rlenv_verl.run.figures import MetricsFile, merged
-from rlenv_verl.run.resume import resumed, validation_of
+from rlenv_verl.run import Run, forget_after, lock_folder
+from rlenv_verl.run.figures import MetricsFile, by_step
+from rlenv_verl.run.resume import resume_run, validation_of
 from rlenv_verl.run.train import main
 from tests.support.kept import episode, everything
 
@@ -63,7 +63,7 @@ def prepared(tmp_path: Path) -> Run:
     """A run of 9 steps as a dry run leaves it, with its first attempt begun."""
     arguments = ["--steps", "9", "--save-every", "3", "--set", "limits.turns=2", "trainer.test_freq=3"]
     assert main(["arithmetic", "--dry-run", "-o", str(tmp_path / "run"), *arguments]) == 0
-    return Run.load(tmp_path / "run").begun(0)
+    return Run.load(tmp_path / "run").begin_attempt(0)
 
 
 @pytest.mark.slow
@@ -97,7 +97,7 @@ def test_episodes_of_what_is_done_anew_stay_and_do_not_count(prepared: Run) -> N
     checkpoint(prepared.folder, 3)
     played: list[tuple[int, Mode]] = [(1, "train"), (3, "train"), (3, "greedy"), (4, "train"), (6, "greedy")]
     keep(prepared.folder, played)
-    run, _ = resumed(prepared)
+    run, _ = resume_run(prepared)
     reader = open_run(run.folder)
     assert counted(reader) == [(1, 1, "train"), (1, 3, "greedy"), (1, 3, "train")]
     keep(run.folder, [(3, "greedy"), (4, "train")])  # step 3 is validated again
@@ -113,7 +113,7 @@ def test_a_run_goes_on_from_its_last_whole_checkpoint(prepared: Run) -> None:
     log(prepared, 1, {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4, 4: 0.5}, validated=(0, 3))
     third = checkpoint(prepared.folder, 3)
     cut = checkpoint(prepared.folder, 6, is_named=False)
-    run, more = resumed(prepared)
+    run, more = resume_run(prepared)
     assert [attempt.from_step for attempt in run.attempts] == [0, 3]
     assert f"trainer.resume_from_path={third}" in more
     assert "trainer.val_before_train=false" in more  # step 3's validation is known
@@ -125,13 +125,13 @@ def test_a_run_goes_on_from_its_last_whole_checkpoint(prepared: Run) -> None:
 def test_a_validation_that_was_never_logged_is_done_again(prepared: Run) -> None:
     log(prepared, 1, {0: 0.1, 1: 0.2, 2: 0.3}, validated=(0,))
     checkpoint(prepared.folder, 3)
-    assert "trainer.val_before_train=true" in resumed(prepared, dry_run=True)[1]
+    assert "trainer.val_before_train=true" in resume_run(prepared, dry_run=True)[1]
 
 
 @pytest.mark.slow
 def test_without_a_checkpoint_the_run_begins_again(prepared: Run) -> None:
     log(prepared, 1, {0: 0.1, 1: 0.2}, validated=(0,))
-    run, more = resumed(prepared)
+    run, more = resume_run(prepared)
     assert run.attempts[1].from_step == 0
     assert {"trainer.resume_mode=disable", "trainer.val_before_train=false"} <= set(more)
 
@@ -140,20 +140,20 @@ def test_without_a_checkpoint_the_run_begins_again(prepared: Run) -> None:
 def test_a_finished_run_says_how_to_go_further(prepared: Run) -> None:
     checkpoint(prepared.folder, 9)
     with pytest.raises(UsageError, match="--steps N"):
-        resumed(prepared)
-    run, _ = resumed(prepared, steps=12)
+        resume_run(prepared)
+    run, _ = resume_run(prepared, steps=12)
     assert run.overrides[-1] == "trainer.total_training_steps=12"
 
 
 @pytest.mark.slow
 def test_steps_that_are_trained_anew_are_counted_once(prepared: Run) -> None:
     log(prepared, 1, {0: 0.0, 1: 0.1, 2: 0.2, 3: 0.3, 4: 9.0, 5: 9.0}, validated=(0, 3))
-    run = prepared.begun(3)
+    run = prepared.begin_attempt(3)
     log(run, 2, {4: 0.4, 5: 0.5, 6: 8.0})
-    run = run.begun(5)
+    run = run.begin_attempt(5)
     log(run, 3, {6: 0.6})
     run.merge_metrics()
-    steps = merged(list(MetricsFile(run.metrics, run.sources).new()))
+    steps = by_step(list(MetricsFile(run.metrics, run.sources).new()))
     assert [entry.reward for entry in steps] == [None, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
     assert [entry.step for entry in steps if entry.success] == [0, 3]
 
@@ -161,12 +161,12 @@ def test_steps_that_are_trained_anew_are_counted_once(prepared: Run) -> None:
 @pytest.mark.slow
 def test_a_repeated_validation_keeps_the_figures_of_training(prepared: Run) -> None:
     log(prepared, 1, {3: 0.3})
-    run = prepared.begun(3)
+    run = prepared.begin_attempt(3)
     source = run.sources["greedy"]
     entry = {"step": 3, "data": {f"val-aux/{source}/success/mean@1": 0.75}}
     run.metrics_of(run.attempts[1]).write_bytes(orjson.dumps(entry) + b"\n")
     run.merge_metrics()
-    (step,) = merged(list(MetricsFile(run.metrics, run.sources).new()))
+    (step,) = by_step(list(MetricsFile(run.metrics, run.sources).new()))
     assert (step.reward, step.success) == (0.3, {"greedy": 0.75})
 
 
@@ -206,12 +206,12 @@ def test_a_checkpoint_whose_actor_was_removed_is_passed_over(tmp_path: Path) -> 
 
 def test_a_folder_is_trained_in_by_one_process(tmp_path: Path) -> None:
     with (
-        locked(tmp_path, wait_s=0),
+        lock_folder(tmp_path, wait_s=0),
         pytest.raises(UsageError, match="another process trains"),
-        locked(tmp_path, wait_s=0),
+        lock_folder(tmp_path, wait_s=0),
     ):
         pass
-    with locked(tmp_path, wait_s=0):
+    with lock_folder(tmp_path, wait_s=0):
         pass
 
 
@@ -277,7 +277,7 @@ def test_a_dry_run_writes_nothing_into_a_run(prepared: Run, tmp_path: Path) -> N
 @pytest.mark.slow
 def test_a_dry_run_takes_no_lock(prepared: Run) -> None:
     checkpoint(prepared.folder, 3)
-    with locked(prepared.folder, wait_s=0):
+    with lock_folder(prepared.folder, wait_s=0):
         assert main(["--resume", str(prepared.folder), "--dry-run"]) == 0
 
 
@@ -325,4 +325,4 @@ def test_a_validation_has_one_attempt_whose_episodes_all_count(prepared: Run, tm
     assert [(one.number, one.from_step) for one in info.attempts] == [(1, 6)]
     assert [row[1:] for row in counted(open_run(validation.folder))] == [(6, "greedy"), (6, "sampled")]
     with pytest.raises(UsageError, match="nothing to go on with"):
-        resumed(Run.load(validation.folder))
+        resume_run(Run.load(validation.folder))

@@ -22,6 +22,6 @@ def test_what_an_earlier_attempt_wrote_explains_no_later_one(
     with log.open("a") as file:
         file.write("the disk is full\ntorch/distributed/elastic: ChildFailedError\n")
     run: Any = SimpleNamespace(folder=tmp_path, keeps=True)
-    command._explain(Ending("failed", 1, 3.0, since), run, Console(highlight=False, soft_wrap=True))
+    command._explain_end(Ending("failed", 1, 3.0, since), run, Console(highlight=False, soft_wrap=True))
     shown = capsys.readouterr().out.splitlines()
     assert shown[1:] == ["  the disk is full", f"go on with: rlenv sft --resume {tmp_path}"]

@@ -16,7 +16,7 @@ from rlenv_train.launch import Ending
 from rlenv_verl.settings import sft_preset_names
 from rlenv_verl.settings.presets import load_sft_preset
 from rlenv_verl.sft import HELD_OUT, RowsDataset, SftRun, compose_sft, read_steps
-from rlenv_verl.sft.command import finish, main
+from rlenv_verl.sft.command import finish_run, main
 from tests.support.kept import everything, keep
 
 
@@ -66,14 +66,14 @@ def test_a_dry_run_says_the_command_and_starts_nothing(
 def test_run_json_says_what_any_runs_does_and_gives_the_run_back(
     data: Path, tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = planned(data, tiny_folder, tmp_path / "out").begun(0)
+    run = planned(data, tiny_folder, tmp_path / "out").begin_attempt(0)
     assert SftRun.load(run.folder) == run
     info = read_info(run.folder)
     assert info is not None
     assert (info.kind, info.state, info.policy) == ("sft", "running", str(tiny_folder))
     assert (info.environment, info.command[:2]) == (read_data(data).manifest.environment, ("rlenv", "sft"))
     assert (info.attempts[0].number, info.facts["rows"]) == (1, 20)
-    finish(run, Ending("interrupted", 130, 1.0))
+    finish_run(run, Ending("interrupted", 130, 1.0))
     info = read_info(run.folder)
     assert info is not None
     assert info.state == "stopped"

@@ -24,7 +24,7 @@ from rlenv_train.lessons import (
     has_room,
     make_lesson,
     mixture,
-    reworded,
+    reword,
 )
 from rlenv_verl.tiny.make import WarmupSettings, make_tiny_policy
 
@@ -216,9 +216,9 @@ def test_a_drill_needs_numbers_to_exchange(environment: Environment, queries: En
 def test_wording_is_exchanged_around_as_many_values() -> None:
     text = "SELECT price FROM item WHERE name = 'Anna Bree' AND year = 1999"
     like = "SELECT stock FROM store WHERE name = 'Cid' AND day < 7"
-    assert reworded(text, like) == "SELECT stock FROM store WHERE name = 'Anna Bree' AND day < 1999"
-    assert reworded(text, "SELECT stock FROM store WHERE day < 7") is None
-    assert reworded("<answer>12</answer>", "<answer>9</answer>") is None
+    assert reword(text, like) == "SELECT stock FROM store WHERE name = 'Anna Bree' AND day < 1999"
+    assert reword(text, "SELECT stock FROM store WHERE day < 7") is None
+    assert reword("<answer>12</answer>", "<answer>9</answer>") is None
 
 
 def test_an_oracle_that_fails_its_task_is_refused() -> None:

@@ -20,8 +20,8 @@ import torch
 from rlenv.collect import EncodedRow
 from rlenv.collect.data import rows_of
 from rlenv_verl.settings.presets import load_sft_preset, override
-from rlenv_verl.sft import HELD_OUT, ordered, process_variables
-from rlenv_verl.sft.command import alone
+from rlenv_verl.sft import HELD_OUT, process_variables, shuffle_rows
+from rlenv_verl.sft.command import lone_variables
 from rlenv_verl.tiny import batch_of, take_step, token_losses
 
 pytestmark = [pytest.mark.verl_runs, pytest.mark.timeout(400)]
@@ -102,7 +102,7 @@ def verl_found(tiny_folder: Path, rows_file: Path, tmp_path_factory: pytest.Temp
         env={
             **os.environ,
             **process_variables(preset, processes=1),
-            **alone(folder / "store"),
+            **lone_variables(folder / "store"),
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'trainers'}",
             "HF_HOME": str(folder / "hf"),
@@ -118,7 +118,7 @@ def verl_found(tiny_folder: Path, rows_file: Path, tmp_path_factory: pytest.Temp
 
 def drawn(rows: Sequence[EncodedRow]) -> list[list[EncodedRow]]:
     """The batches in the order in which veRL's loader gives them: the seed's order, shuffled by its sampler."""
-    there: Any = ordered(rows, seed=SEED)
+    there: Any = shuffle_rows(rows, seed=SEED)
     order: list[int] = list(
         torch.utils.data.DistributedSampler(there, num_replicas=1, rank=0, shuffle=True, drop_last=True)
     )

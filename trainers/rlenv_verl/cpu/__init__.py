@@ -71,13 +71,13 @@ class Drawing:
         """One more token, which may be the last."""
         self.tokens.append(token)
         self.logprobs.append(logprob)
-        if token in self.sampling.stop_ids or completes(self.tokens, self.sampling, self.decode):
+        if token in self.sampling.stop_ids or completes_stop(self.tokens, self.sampling, self.decode):
             self.finish = "stop"
         elif len(self.tokens) >= self.sampling.max_tokens:
             self.finish = "length"
 
     @property
-    def generated(self) -> Generated:
+    def to_generated(self) -> Generated:
         """All of it; `aborted` where it was still going on."""
         return Generated(tuple(self.tokens), tuple(self.logprobs), self.finish or "aborted")
 
@@ -105,7 +105,7 @@ def generate(
     Returns:
         One entry a prompt, in their order.
     """
-    ids, mask = _padded(prompts, pad_id)
+    ids, mask = _pad_left(prompts, pad_id)
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     rows = [Drawing(sampling, decode) for sampling in samplings]
     live = list(rows)
@@ -134,17 +134,17 @@ def generate(
                 kept = torch.tensor(keep)
                 ids, positions, mask = ids[kept], positions[kept], mask[kept]
                 cache.batch_select_indices(kept)
-    return [row.generated for row in rows]
+    return [row.to_generated for row in rows]
 
 
-def _padded(prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _pad_left(prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The prompts filled on the left, and the mask of what is theirs."""
     rows = [torch.tensor(prompt) for prompt in prompts]
     filled = partial(torch.nn.utils.rnn.pad_sequence, batch_first=True, padding_side="left")
     return filled(rows, padding_value=pad_id), filled([torch.ones_like(row) for row in rows])
 
 
-def completes(tokens: Sequence[int], sampling: Sampling, decode: Callable[[Sequence[int]], str] | None) -> bool:
+def completes_stop(tokens: Sequence[int], sampling: Sampling, decode: Callable[[Sequence[int]], str] | None) -> bool:
     """True if the last token completes a stop text."""
     if not sampling.stop_texts:
         return False
@@ -164,14 +164,14 @@ def sample(
     is_greedy = temperature == 0
     scaled = logits / torch.where(is_greedy, torch.ones_like(temperature), temperature)[:, None]
     if any(sampling.top_k > 0 or sampling.top_p < 1 for sampling in samplings):
-        scaled = _filtered(scaled, samplings)
+        scaled = _filter_logits(scaled, samplings)
     distribution = scaled.log_softmax(-1)
     drawn = torch.multinomial(distribution.exp(), 1, generator=generator)[:, 0]
     chosen = torch.where(is_greedy, logits.argmax(-1), drawn)
     return chosen, distribution.gather(1, chosen[:, None])[:, 0]
 
 
-def _filtered(scaled: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
+def _filter_logits(scaled: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
     """`scaled` with what top_k and then top_p exclude at minus infinity; greedy rows are left alone.
 
     As in vLLM: top_k keeps ties with the k-th value; top_p keeps the smallest set whose mass reaches p, and always
@@ -224,7 +224,7 @@ def generate_seeing(
 
     ids = torch.tensor([list(prompt)])
     types = (ids == processor.image_token_id).int()
-    seen = _seen(processor, images, processor_kwargs or {}, places=int(types.sum()))
+    seen = _encode_images(processor, images, processor_kwargs or {}, places=int(types.sum()))
     positions, _ = model.model.get_rope_index(
         input_ids=ids,
         mm_token_type_ids=types,
@@ -245,10 +245,10 @@ def generate_seeing(
         chosen, logprobs = sample(logits, [sampling], generator)
         row.take(int(chosen[0]), float(logprobs[0]))
         ids, positions = chosen[:, None], positions.amax().expand(3, 1, 1) + 1
-    return row.generated
+    return row.to_generated
 
 
-def _seen(processor: Any, images: Sequence[Any], kwargs: Mapping[str, Any], *, places: int) -> dict[str, Any]:
+def _encode_images(processor: Any, images: Sequence[Any], kwargs: Mapping[str, Any], *, places: int) -> dict[str, Any]:
     """The pixels of the images, for a prompt with so many placeholders."""
     seen: dict[str, Any] = {}
     wanted = 0

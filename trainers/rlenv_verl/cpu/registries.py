@@ -137,7 +137,7 @@ class FileCheckpointEngine(CheckpointEngine):
 
     async def send_weights(self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None) -> None:
         """Writes the weights. Every rank has to call it: each tensor is gathered from all of them."""
-        path = self._chosen()
+        path = self._named_path()
         named = [(name, tensor.detach().cpu().clone() if self._sends else tensor) for name, tensor in weights]
         if self._sends:
             partial = path.with_suffix(".part")
@@ -152,7 +152,7 @@ class FileCheckpointEngine(CheckpointEngine):
         Raises:
             TimeoutError: they did not come within `limit_s`.
         """
-        path = self._chosen()
+        path = self._named_path()
         started = time.monotonic()
         while not path.exists():
             if time.monotonic() - started > self.limit_s:
@@ -164,9 +164,9 @@ class FileCheckpointEngine(CheckpointEngine):
     def finalize(self) -> None:
         """Removes the file; veRL calls this when every receiver has read it."""
         if self._sends:
-            self._chosen().unlink(missing_ok=True)
+            self._named_path().unlink(missing_ok=True)
 
-    def _chosen(self) -> Path:
+    def _named_path(self) -> Path:
         if self._path is None:
             raise RuntimeError("weights were asked for before init_process_group named the file")
         return self._path

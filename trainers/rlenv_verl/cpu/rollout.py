@@ -147,18 +147,18 @@ class CpuServerAdapter(BaseRollout):
         self._base: dict[str, torch.Tensor] = {}
 
     @property
-    def _server(self) -> Any:
+    def _find_server(self) -> Any:
         if self._found is None:
             self._found = ray.get_actor(actor_name(self.replica_rank))
         return self._found
 
     async def resume(self, tags: list[str]) -> None:
         """Lets the server serve."""
-        await self._server.wake_up.remote(tags=tags)
+        await self._find_server.wake_up.remote(tags=tags)
 
     async def release(self) -> None:
         """Nothing to give back."""
-        await self._server.sleep.remote()
+        await self._find_server.sleep.remote()
 
     @torch.no_grad()
     async def update_weights(
@@ -180,7 +180,7 @@ class CpuServerAdapter(BaseRollout):
         if wire_format != "named_tensors":
             raise ValueError(f"the CPU rollout takes whole tensors, not {wire_format}")
         if peft_config is not None:
-            given = {name: tensor.detach().cpu() async for name, tensor in _each(weights)}
+            given = {name: tensor.detach().cpu() async for name, tensor in _each_weight(weights)}
             if not base_sync_done:
                 self._base = {name: tensor.clone() for name, tensor in split(given)[0].items()}
                 return
@@ -190,17 +190,17 @@ class CpuServerAdapter(BaseRollout):
         limit = self.config.checkpoint_engine.update_weights_bucket_megabytes << 20
         bucket: list[tuple[str, torch.Tensor]] = []
         size = 0
-        async for name, tensor in _each(weights):
+        async for name, tensor in _each_weight(weights):
             # A copy: the trainer's next optimiser step must not reach into a bucket that is still on its way.
             bucket.append((name, tensor.detach().cpu().clone()))
             size += tensor.nbytes
             if size > limit:
-                await self._server.update_weights.remote(bucket, False, None)
+                await self._find_server.update_weights.remote(bucket, False, None)
                 bucket, size = [], 0
-        await self._server.update_weights.remote(bucket, True, global_steps)
+        await self._find_server.update_weights.remote(bucket, True, global_steps)
 
 
-def _each(weights: Any) -> AsyncIterator[tuple[str, torch.Tensor]]:
+def _each_weight(weights: Any) -> AsyncIterator[tuple[str, torch.Tensor]]:
     iterate: Any = ensure_async_iterator
     each: AsyncIterator[tuple[str, torch.Tensor]] = iterate(weights)
     return each

@@ -102,7 +102,7 @@ class CpuServer:
 
     def start(self) -> None:
         """Begin to serve, in the running event loop."""
-        self._loop_task = asyncio.create_task(self._serve())
+        self._loop_task = asyncio.create_task(self._serve_waves())
 
     async def aclose(self) -> None:
         """Stop serving; returns when the batch that runs has ended. May be called twice."""
@@ -180,7 +180,7 @@ class CpuServer:
         self._rejects = rejects
         self._abort = True
         while not self._queue.empty():
-            self._answer(self._queue.get_nowait(), Generated((), (), "aborted"))
+            self._set_answer(self._queue.get_nowait(), Generated((), (), "aborted"))
         async with self._model_lock:
             self._abort = False
 
@@ -189,9 +189,9 @@ class CpuServer:
         self._rejects = False
         self._resumed.set()
 
-    async def _serve(self) -> None:
+    async def _serve_waves(self) -> None:
         while True:
-            wave = await self._gather()
+            wave = await self._gather_wave()
             async with self._model_lock:
                 if not self._resumed.is_set():  # paused while gathering: nothing of this wave has run
                     outcomes = [Generated((), (), "aborted")] * len(wave)
@@ -204,9 +204,9 @@ class CpuServer:
                                 request.answer.set_exception(error)
                         continue
             for request, outcome in zip(wave, outcomes, strict=True):
-                self._answer(request, outcome)
+                self._set_answer(request, outcome)
 
-    async def _gather(self) -> list[_Request]:
+    async def _gather_wave(self) -> list[_Request]:
         wave = [await self._queue.get()]
         quiet = 0
         while quiet < _GATHER_ROUNDS and len(wave) < self.max_batch:
@@ -243,6 +243,6 @@ class CpuServer:
             decode=self.decode,
         )
 
-    def _answer(self, request: _Request, outcome: Generated) -> None:
+    def _set_answer(self, request: _Request, outcome: Generated) -> None:
         if not request.answer.done():  # a caller that gave up has cancelled it
             request.answer.set_result((outcome, self.weights_version))

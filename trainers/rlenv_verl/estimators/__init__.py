@@ -44,7 +44,7 @@ SHUFFLED = "_shuffled"
 GRPO_SHUFFLED = GRPO + SHUFFLED
 
 
-def permuted(rewards: torch.Tensor, is_valid: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def permute_rewards(rewards: torch.Tensor, is_valid: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """The rewards of the valid episodes in random order over the whole batch: same values, no tie to what was done."""
     shuffled = rewards.clone()
     found = is_valid.nonzero()[:, 0]
@@ -85,7 +85,7 @@ def sibling_means(
     return total / count.clamp_min(1), count
 
 
-def whitened(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def whiten(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """(v - mean(v)) / sqrt(var(v) + 1e-8) over the ones of `mask`; 0 elsewhere, and everywhere below two ones.
 
     As veRL's `masked_whiten` (verl/utils/torch_functional.py, 0.9.1), which raises below two ones.
@@ -98,7 +98,7 @@ def whitened(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _estimator(of: Callable[[Episodes, torch.Tensor, Any], Estimate]) -> Callable[..., Estimate]:
+def _as_estimator(of: Callable[[Episodes, torch.Tensor, Any], Estimate]) -> Callable[..., Estimate]:
     """An estimator as veRL calls it, of what it makes of the batch's episodes, their mask and the configuration."""
 
     @wraps(of)
@@ -119,7 +119,7 @@ def _estimator(of: Callable[[Episodes, torch.Tensor, Any], Estimate]) -> Callabl
     return estimator
 
 
-@_estimator
+@_as_estimator
 def grpo(episodes: Episodes, response_mask: torch.Tensor, config: Any) -> Estimate:
     """GRPO without masked rows.
 
@@ -130,33 +130,33 @@ def grpo(episodes: Episodes, response_mask: torch.Tensor, config: Any) -> Estima
     """
     pairs = zip(episodes.rewards.tolist(), episodes.is_valid.tolist(), strict=True)
     known = [reward if is_valid else None for reward, is_valid in pairs]
-    advantages = credit.group_relative(known, episodes.groups, by_std=_by_std(config))
+    advantages = credit.group_relative(known, episodes.groups, by_std=_divides_by_std(config))
     tokens = episodes.to_rows(episodes.rewards.new_tensor(advantages))[:, None] * response_mask
     return tokens, tokens
 
 
-@_estimator
+@_as_estimator
 def rloo(episodes: Episodes, response_mask: torch.Tensor, config: Any) -> Estimate:
     """A_i = r_i - mean of the valid siblings' rewards (RLOO, arXiv:2402.14740); `config` is not used."""
-    tokens = episodes.to_rows(_centred(episodes)[0])[:, None] * response_mask
+    tokens = episodes.to_rows(_centre_rewards(episodes)[0])[:, None] * response_mask
     return tokens, tokens
 
 
-@_estimator
+@_as_estimator
 def reinforce_plus_plus_baseline(episodes: Episodes, response_mask: torch.Tensor, config: Any) -> Estimate:
     """A_{i,t} = whitened over the batch's tokens of (r_i - mean of its group) (arXiv:2501.03262, REINFORCE++-baseline).
 
     The group's mean is over valid episodes, the episode itself included. One without a valid sibling is outside of the
     whitening too.
     """
-    centred, count = _centred(episodes)
+    centred, count = _centre_rewards(episodes)
     # r - mean over all k of the group is (k - 1)/k of r - mean over the others.
     tokens = episodes.to_rows(centred * count / (count + 1))[:, None].expand_as(episodes.own)
-    tokens = whitened(tokens, response_mask * (episodes.to_rows(count) > 0)[:, None])
+    tokens = whiten(tokens, response_mask * (episodes.to_rows(count) > 0)[:, None])
     return tokens, tokens
 
 
-@_estimator
+@_as_estimator
 def reinforce_plus_plus(episodes: Episodes, response_mask: torch.Tensor, config: Any) -> Estimate:
     """A_t = whitened over the batch of G_t = Σ_{s ≥ t} γ^{s-t} r_s (REINFORCE++, arXiv:2501.03262).
 
@@ -164,11 +164,11 @@ def reinforce_plus_plus(episodes: Episodes, response_mask: torch.Tensor, config:
     prompt take no time. γ is `algorithm.gamma`. There are no groups, and the second result holds G_t.
     """
     gamma = 1.0 if config is None else float(config.get("gamma", 1.0))
-    returns = _returns(episodes, response_mask, gamma)
-    return whitened(returns, response_mask), returns
+    returns = _token_returns(episodes, response_mask, gamma)
+    return whiten(returns, response_mask), returns
 
 
-def _returns(episodes: Episodes, response_mask: torch.Tensor, gamma: float) -> torch.Tensor:
+def _token_returns(episodes: Episodes, response_mask: torch.Tensor, gamma: float) -> torch.Tensor:
     """G_t of every sampled token, over the rows of each episode in their order; 0 elsewhere."""
     mask = response_mask.to(episodes.own.dtype)
     returns = torch.zeros_like(episodes.own)
@@ -187,14 +187,14 @@ def _returns(episodes: Episodes, response_mask: torch.Tensor, gamma: float) -> t
     return returns
 
 
-def _centred(episodes: Episodes) -> tuple[torch.Tensor, torch.Tensor]:
+def _centre_rewards(episodes: Episodes) -> tuple[torch.Tensor, torch.Tensor]:
     """r_i - mean of the valid siblings, 0 for episodes that are masked or alone; and the number of those siblings."""
     means, count = sibling_means(episodes.rewards, episodes.is_valid, episodes.groups)
     count = count * episodes.is_valid
     return torch.where(count > 0, episodes.rewards - means, torch.zeros_like(means)), count
 
 
-def _shuffled(estimator: Callable[..., Estimate]) -> Callable[..., Estimate]:
+def _with_shuffle(estimator: Callable[..., Estimate]) -> Callable[..., Estimate]:
     """The control of an experiment: `estimator` after the rewards were permuted over the valid episodes of the batch.
 
     The update sees the same rewards, but none says anything about the episode it stands on, so nothing can be
@@ -205,7 +205,7 @@ def _shuffled(estimator: Callable[..., Estimate]) -> Callable[..., Estimate]:
         token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray, **other: Any
     ) -> Estimate:
         episodes = episodes_of(token_level_rewards, response_mask, index.tolist())
-        rewards = permuted(episodes.rewards, episodes.is_valid, shuffle_generator())
+        rewards = permute_rewards(episodes.rewards, episodes.is_valid, shuffle_generator())
         # On the last token that was sampled: a reward elsewhere would be in no return.
         placed = torch.zeros_like(token_level_rewards)
         last = episodes.last_rows
@@ -224,7 +224,7 @@ for _name, _made in (
     (REINFORCE_PLUS_PLUS_BASELINE, reinforce_plus_plus_baseline),
 ):
     register_adv_est(_name)(_made)
-    register_adv_est(_name + SHUFFLED)(_shuffled(_made))
+    register_adv_est(_name + SHUFFLED)(_with_shuffle(_made))
 
 MT_GRPO = "rlenv_mt_grpo"
 """MT-GRPO (arXiv:2505.11821), see `rlenv.rewards.credit.mt_grpo`; λ is `algorithm.turn_weight`, 1.0 by default."""
@@ -240,7 +240,7 @@ def turn_spans(mask: torch.Tensor) -> list[tuple[int, int]]:
     return list(zip(starts.tolist(), ends.tolist(), strict=True))
 
 
-def _spread(
+def _spread_turns(
     episodes: Episodes,
     response_mask: torch.Tensor,
     estimate: Callable[[list[list[float] | None], list[Any]], list[list[float]]],
@@ -260,21 +260,21 @@ def _spread(
     return advantages, advantages
 
 
-def _by_std(config: Any) -> bool:
+def _divides_by_std(config: Any) -> bool:
     return True if config is None else bool(config.get("norm_adv_by_std_in_grpo", True))
 
 
 @register_adv_est(MT_GRPO)  # type: ignore[untyped-decorator]
-@_estimator
+@_as_estimator
 def mt_grpo(episodes: Episodes, response_mask: torch.Tensor, config: Any) -> Estimate:
     """Â_{i,t} = Â^O_i + λ · Â^T_{i,t} before the last turn and Â^O_i on it; a row of an all-zero mask gets zeros."""
     weight = 1.0 if config is None else float(config.get("turn_weight", 1.0))
-    how = partial(credit.mt_grpo, turn_weight=weight, by_std=_by_std(config))
-    return _spread(episodes, response_mask, how)
+    how = partial(credit.mt_grpo, turn_weight=weight, by_std=_divides_by_std(config))
+    return _spread_turns(episodes, response_mask, how)
 
 
 @register_adv_est(PROCESS_GRPO)  # type: ignore[untyped-decorator]
-@_estimator
+@_as_estimator
 def process_grpo(episodes: Episodes, response_mask: torch.Tensor, config: Any) -> Estimate:
     """Â_{i,t} = Σ_{j ≥ t} (r_i^j - mean(R)) / std(R) over the turns of the group."""
-    return _spread(episodes, response_mask, partial(credit.process_grpo, by_std=_by_std(config)))
+    return _spread_turns(episodes, response_mask, partial(credit.process_grpo, by_std=_divides_by_std(config)))

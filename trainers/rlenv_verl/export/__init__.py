@@ -80,7 +80,7 @@ class Checkpoint:
         with _no_word_of_process_groups():
             # weights_only: a checkpoint is data, whoever made it, and nothing in it is run.
             ranks = [torch.load(path, map_location="cpu", weights_only=True) for path in self.shards]
-        return {name: _whole(name, [state[name] for state in ranks]) for name in ranks[0]}
+        return {name: _join_parts(name, [state[name] for state in ranks]) for name in ranks[0]}
 
 
 @contextmanager
@@ -95,7 +95,7 @@ def _no_word_of_process_groups() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _whole(name: str, parts: Sequence[Any]) -> Any:
+def _join_parts(name: str, parts: Sequence[Any]) -> Any:
     """One tensor from its ranks' parts. DTensors say how they were cut; a plain tensor is the same on every rank."""
     import torch
     from torch.distributed.tensor import DTensor
@@ -166,10 +166,10 @@ def whole_checkpoints(folder: Path) -> list[Checkpoint]:
 def find_checkpoints(run: Path) -> list[Checkpoint]:
     """The checkpoints of a run in the order of steps, those that are not whole among them."""
     found, newest = step_folders(run / "checkpoints")
-    return [Checkpoint(step, path / "actor", _fault(path / "actor", step, newest)) for step, path in found.items()]
+    return [Checkpoint(step, path / "actor", _find_fault(path / "actor", step, newest)) for step, path in found.items()]
 
 
-def _fault(actor: Path, step: int, newest: int) -> str:
+def _find_fault(actor: Path, step: int, newest: int) -> str:
     if step > newest:
         last = f"names step {newest}" if newest >= 0 else "is not there"
         return f"is half-written: {LATEST}, which veRL writes last, {last}"

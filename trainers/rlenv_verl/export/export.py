@@ -77,7 +77,7 @@ def export_policy(
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target} is not empty", hint="name another folder with -o")
     base = str(run_config(run)["actor_rollout_ref"]["model"]["path"])
-    provenance = partial(_provenance, run, base=base)
+    provenance = partial(_make_provenance, run, base=base)
     return write_policy(checkpoint, target, base=base, provenance=provenance, dtype=dtype, adapter=adapter)
 
 
@@ -174,7 +174,7 @@ def _target_modules(adapter: Mapping[str, Any], base: Mapping[str, Any]) -> list
     return sorted(last if alike <= layers else layers)
 
 
-def _provenance(run: Path, exported: Exported, *, base: str) -> dict[str, Any]:
+def _make_provenance(run: Path, exported: Exported, *, base: str) -> dict[str, Any]:
     summary = run / "summary.json"
     trained = json.loads(summary.read_bytes()) if summary.is_file() else {}
     config = run_config(run)
@@ -190,13 +190,13 @@ def _provenance(run: Path, exported: Exported, *, base: str) -> dict[str, Any]:
         "base_model": base,
         "algorithm": config["algorithm"]["adv_estimator"],
         "seed": config["data"]["seed"],
-        "specs": _specs(run),
+        "specs": _trained_specs(run),
         "trained_with": trained.get("versions"),
         "exported_with": versions("rlenv", "torch", "transformers", "safetensors"),
     }
 
 
-def _specs(run: Path) -> list[dict[str, Any]]:
+def _trained_specs(run: Path) -> list[dict[str, Any]]:
     """The specs that were trained on, each with the digest of its content as it is now."""
     path = run / "agent_loop.yaml"
     specs = []
@@ -252,13 +252,13 @@ def agreement(exported: Exported, *, base: str) -> Agreement:
             f"step {checkpoint.step} has no shards to compare with",
             hint="train with actor.checkpoint.save_contents that holds 'model'",
         )
-    reference = _reference(checkpoint, base=base)
+    reference = _load_reference(checkpoint, base=base)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, reference.config.vocab_size, (2, 32), generator=generator)
     with torch.no_grad():
         expected = reference(ids).logits
         del reference
-        found = _exported(exported, base=base)(ids).logits
+        found = _load_exported(exported, base=base)(ids).logits
     return Agreement(
         difference=float((found - expected).abs().max()),
         spread=float(expected.std()),
@@ -269,16 +269,16 @@ def agreement(exported: Exported, *, base: str) -> Agreement:
     )
 
 
-def _reference(checkpoint: Checkpoint, *, base: str) -> Any:
+def _load_reference(checkpoint: Checkpoint, *, base: str) -> Any:
     """The checkpoint's model, an adapter beside the base weights and not in them."""
     if checkpoint.lora is None:
         return build_model(checkpoint, plain_weights(checkpoint, base=base)[0]).float()
     weights, adapter = split(checkpoint.state())
     model = build_model(checkpoint, weights) if weights else load_model(base)
-    return _with_adapter(model.float(), adapter, rank=lora_config(checkpoint)["r"], checkpoint=checkpoint)
+    return _add_adapter(model.float(), adapter, rank=lora_config(checkpoint)["r"], checkpoint=checkpoint)
 
 
-def _with_adapter(model: Any, adapter: dict[str, torch.Tensor], *, rank: int, checkpoint: Checkpoint) -> Any:
+def _add_adapter(model: Any, adapter: dict[str, torch.Tensor], *, rank: int, checkpoint: Checkpoint) -> Any:
     layers = sorted({name.split(".lora_")[0].removeprefix("base_model.model.") for name in adapter})
     with quiet():
         import peft
@@ -293,7 +293,7 @@ def _with_adapter(model: Any, adapter: dict[str, torch.Tensor], *, rank: int, ch
     return wrapped.eval()
 
 
-def _exported(exported: Exported, *, base: str) -> Any:
+def _load_exported(exported: Exported, *, base: str) -> Any:
     if not exported.is_adapter:
         return load_model(exported.folder).float()
     with quiet():

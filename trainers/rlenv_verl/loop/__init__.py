@@ -93,13 +93,13 @@ def ask_for_router() -> str:
         raise UsageError(problem)
     with told_as(UsageError, problem, ValueError):
         worker: Any = ray.get_actor(_WORKER)
-    address = ray.get(worker.__ray_call__.remote(_address), timeout=_TIMEOUT_S)
+    address = ray.get(worker.__ray_call__.remote(_router_address), timeout=_TIMEOUT_S)
     if not address:
         raise UsageError(f"veRL's '{_WORKER}' has no address of a reward model", key="run.reward_model")
     return str(address)
 
 
-def _address(worker: Any) -> str | None:
+def _router_address(worker: Any) -> str | None:
     # The public way leads through a custom reward function, which is called with this value; but it is called for one
     # sample at a time and only where an agent loop left the reward open.
     address: str | None = worker.reward_router_address

@@ -87,11 +87,11 @@ class RlenvAgentLoop(AgentLoopBase):
     ) -> None:
         self._take_parts(process, *args, **kwargs)
         self.settings = settings = process.settings(self.config, self.data_config)
-        replaced = shared.plain(spec_set)
+        replaced = shared.plain_mapping(spec_set)
         if reward_model is not None:
             replaced |= served_by_reward_model(self.config, endpoint=reward_model, ask=process.router)
         self.environment = process.environment(spec, replaced, remote)
-        kwargs = {**settings.template_kwargs, **shared.plain(template_kwargs)}
+        kwargs = {**settings.template_kwargs, **shared.plain_mapping(template_kwargs)}
         tokenizer: Any = self.tokenizer
         self.encoder = process.encoder(
             tokenizer,
@@ -107,8 +107,8 @@ class RlenvAgentLoop(AgentLoopBase):
         self.keeper: Keeper | None = None
         if record_dir is not None:
             self.keeper = process.keeper(record_dir, keep_gb=keep_gb, writers=settings.workers)
-        self.policy = failure_policy(shared.plain(failures))
-        self.stragglers = stragglers_of(None if stragglers is None else shared.plain(stragglers))
+        self.policy = failure_policy(shared.plain_mapping(failures))
+        self.stragglers = stragglers_of(None if stragglers is None else shared.plain_mapping(stragglers))
         self.watch: Watch | None = None
         if watch_dir is not None:
             self.watch = process.watch(watch_dir)
@@ -160,7 +160,7 @@ class RlenvAgentLoop(AgentLoopBase):
         finally:
             sibling.leave()
             if self.keeper is not None:
-                self.keeper.left(play.lane)
+                self.keeper.forget_lane(play.lane)
             if self.watch is not None:
                 self.watch.end(play.activity)
 
@@ -173,7 +173,7 @@ class RlenvAgentLoop(AgentLoopBase):
         filler = self._filler_id()
         stops = ""
         try:
-            trajectory = await self._trajectory(task, sampling, sibling, play)
+            trajectory = await self._play_to_end(task, sampling, sibling, play)
         except _ServerFault as fault:
             # veRL is told, and has no sample of it; what had been played until then is kept.
             self._keep_failed(task, sibling, play, Failure("server", f"{type(fault.cause).__name__}: {fault.cause}"))
@@ -227,12 +227,12 @@ class RlenvAgentLoop(AgentLoopBase):
             rows.append(Row.of(row, length=shown.response, images=shown.images))
         return rows
 
-    async def _trajectory(
+    async def _play_to_end(
         self, task: SampleTask, sampling: Mapping[str, Any], sibling: Sibling, play: Play
     ) -> Trajectory:
         """The record of one episode, with what its group says of it."""
-        others = self.environment.opponent or partial(self._other, sampling=sampling, play=play)
-        played = self._played(task=task.index, split=task.split, seed=self._seed_of(task), others=others)
+        others = self.environment.opponent or partial(self._play_other, sampling=sampling, play=play)
+        played = self._limited_episode(task=task.index, split=task.split, seed=self._seed_of(task), others=others)
         sibling.episode = episode = played.episode
         play.lane = None if self.keeper is None else self.keeper.recorder.lane()
         with entered(play.lane):  # a straggler's judges are asked once its time is over
@@ -262,12 +262,12 @@ class RlenvAgentLoop(AgentLoopBase):
             play.id = self.keeper.keep(episode.trajectory, play.facts(task), play.lane)
         play.activity.waits_for("siblings")
         counts = play.sampled > 0 and play.policy.choice(episode.trajectory) != "mask"
-        scored = await sibling.scored(episode.trajectory, self.environment, counts=counts)
+        scored = await sibling.score(episode.trajectory, self.environment, counts=counts)
         if self.keeper is not None and scored is not episode.trajectory:
-            self.keeper.late(play.id, **ending_of(scored))
+            self.keeper.append_late(play.id, **ending_of(scored))
         return scored
 
-    def _played(self, **given: Any) -> TokenEpisode:
+    def _limited_episode(self, **given: Any) -> TokenEpisode:
         """An episode within the trainer's limits."""
         settings = self.settings
         return TokenEpisode(
@@ -280,9 +280,9 @@ class RlenvAgentLoop(AgentLoopBase):
             **given,
         )
 
-    async def _other(self, episode: Episode, *, sampling: Mapping[str, Any], play: Play) -> None:
+    async def _play_other(self, episode: Episode, *, sampling: Mapping[str, Any], play: Play) -> None:
         """Plays another player's episode with the same weights. It is not trained: that player has samples too."""
-        async with self._played(episode=episode) as other:
+        async with self._limited_episode(episode=episode) as other:
             await self._play(other, sampling, Play(play.activity, policy=play.policy))
 
     async def _play(self, played: TokenEpisode, sampling: Mapping[str, Any], play: Play) -> None:
@@ -351,7 +351,7 @@ class RlenvAgentLoop(AgentLoopBase):
         reward = self.environment.parts.scorer.failed(failure, turns=len(record["turns"]))
         failed = Trajectory.failed(failure=failure, reward=reward, **record)
         if play.id:
-            self.keeper.late(play.id, **ending_of(failed))
+            self.keeper.append_late(play.id, **ending_of(failed))
         else:
             play.id = self.keeper.keep(failed, play.facts(task), play.lane)
 

@@ -68,13 +68,13 @@ def read_settings(config: Any, data_config: Any) -> LoopSettings:
         context_length=prompt + response if most is None else min(prompt + response, int(most)),
         model=str((config.actor_rollout_ref.get("model") or {}).get("path") or ""),
         with_logprobs=bool(rollout.calculate_log_probs),
-        template_kwargs=plain(data_config.get("apply_chat_template_kwargs")),
-        processor_kwargs=plain(data_config.get("mm_processor_kwargs")),
+        template_kwargs=plain_mapping(data_config.get("apply_chat_template_kwargs")),
+        processor_kwargs=plain_mapping(data_config.get("mm_processor_kwargs")),
         workers=int((rollout.get("agent") or {}).get("num_workers") or 1),
     )
 
 
-def plain(value: Any) -> dict[str, Any]:
+def plain_mapping(value: Any) -> dict[str, Any]:
     """A mapping without OmegaConf's containers, into which Hydra wraps an agent loop's arguments."""
     if type(value) is dict:
         return dict(value)
@@ -244,7 +244,7 @@ def outputs_of(
     """
     versions = [version for version in play.versions if version is not None]
 
-    def made(row: Row) -> AgentLoopOutput:
+    def output_of(row: Row) -> AgentLoopOutput:
         output = TurnRewards(
             prompt_ids=list(row.prompt_ids),
             response_ids=list(row.response_ids),
@@ -271,7 +271,7 @@ def outputs_of(
             output._token_rewards = row.token_rewards
         return output
 
-    return [made(row) for row in outcome.rows]
+    return [output_of(row) for row in outcome.rows]
 
 
 STRAY: Final = "image_token"

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from transfer_queue import KVBatchMeta
 
 
-def fitting(size: int, *, rows: int, prompts: int, n: int, workers: int) -> int:
+def fit_size(size: int, *, rows: int, prompts: int, n: int, workers: int) -> int:
     """A mini-batch size, in prompts, with which `rows` rows make as many updates as `prompts` times `n` rows do.
 
     Args:
@@ -91,7 +91,7 @@ class Updates:
         for section, size in ((config.actor_rollout_ref.actor, self.actor), (config.get("critic"), self.critic)):
             if section is None or not size:
                 continue
-            wanted = fitting(size, rows=rows, prompts=prompts, n=n, workers=workers)
+            wanted = fit_size(size, rows=rows, prompts=prompts, n=n, workers=workers)
             if int(section.ppo_mini_batch_size) != wanted:
                 section.ppo_mini_batch_size = wanted
 
@@ -151,7 +151,7 @@ class _Sampling(ReplayBuffer):
         watched: Watched | None = None,
         **own: Any,
     ):
-        options = _options(sampler_kwargs)
+        options = _check_options(sampler_kwargs)
         metric = options["filter_groups_metric"]
         refills = metric is not None or options["sync_refill_failed_groups"]
         taken: dict[str, Any] = {
@@ -173,7 +173,7 @@ class _Sampling(ReplayBuffer):
         super().__init__(sampler_kwargs=sampler_kwargs, refill_fn=refill_fn, **taken, **own)
         self._trained_file = None if options["trained_file"] is None else Path(options["trained_file"])
         self._keeper = None if options["record_dir"] is None else Keeper(Path(options["record_dir"]))
-        self._has_own_estimator = _estimator(refill_fn).startswith("rlenv_")
+        self._has_own_estimator = _estimator_name(refill_fn).startswith("rlenv_")
         self._evicted: dict[str, str] = {}
         self._lost: Counter[str] = Counter()
         self._most_filtered = int(options["most_filtered_batches"])
@@ -204,7 +204,7 @@ class _Sampling(ReplayBuffer):
         groups: dict[str, list[EpisodeFigures]] = {}
         for key, fields in zip(keys, found, strict=True):
             if "rlenv" in fields and _is_first(key):
-                groups.setdefault(_uid(key), []).append(EpisodeFigures.of_fields(fields["rlenv"]))
+                groups.setdefault(_uid_of(key), []).append(EpisodeFigures.of_fields(fields["rlenv"]))
         if stops := {episode.stops for group in groups.values() for episode in group if episode.stops}:
             raise InvalidReward(f"the run ends: {'; '.join(sorted(stops))}")
         self._lost.update(episode.spec for group in groups.values() for episode in group if episode.is_lost)
@@ -238,7 +238,7 @@ class _Sampling(ReplayBuffer):
             zeroed = f"counted as 0: {episode.zeroed}" if episode.zeroed else ""
             # As veRL's own figure: how many updates lie between the oldest weights that it was sampled with and these.
             oldest = fields.get("min_global_steps")
-            keeper.late(
+            keeper.append_late(
                 episode.id,
                 fate="masked" if episode.masked else "trained",
                 why=episode.masked or zeroed,
@@ -247,7 +247,7 @@ class _Sampling(ReplayBuffer):
             if episode.id:
                 uid, session, _ = key.rsplit("_", 2)
                 ids[uid, session] = episode.id
-        ADVANTAGES.ask(ids, lambda id, value: keeper.late(id, advantage=value))
+        ADVANTAGES.ask(ids, lambda id, value: keeper.append_late(id, advantage=value))
 
     def _evict_terminal_groups(
         self,
@@ -275,10 +275,10 @@ class _Sampling(ReplayBuffer):
         """As veRL's; keeps why the groups are not trained on."""
         keeper = self._keeper
         if keeper is not None and uids and partition_id != "val":
-            keys = [key for key in self.partitions[partition_id] if _uid(key) in uids and _is_first(key)]
+            keys = [key for key in self.partitions[partition_id] if _uid_of(key) in uids and _is_first(key)]
             for key, fields in zip(keys, _extra_fields(keys, partition_id), strict=True):
-                why = self._evicted.get(_uid(key), "the step had enough groups")
-                keeper.late(fields.get("rlenv", {}).get("id", ""), fate="filtered", why=why)
+                why = self._evicted.get(_uid_of(key), "the step had enough groups")
+                keeper.append_late(fields.get("rlenv", {}).get("id", ""), fate="filtered", why=why)
                 self._lost.update([fields["rlenv"]["spec"]] if fields.get("rlenv", {}).get("is_lost") else [])
         super()._clear_groups(partition_id, uids)
 
@@ -300,10 +300,10 @@ class _Sampling(ReplayBuffer):
         for uid in known.keys() - finished:
             del known[uid]
         fresh = finished - known.keys()
-        keys = [key for key in self.partitions[partition_id] if _uid(key) in fresh and _is_first(key)]
+        keys = [key for key in self.partitions[partition_id] if _uid_of(key) in fresh and _is_first(key)]
         values: dict[str, list[float | None]] = {uid: [] for uid in fresh}
         for key, fields in zip(keys, _extra_fields(keys, partition_id), strict=True):
-            values[_uid(key)].append(self._metric_of(key, fields))
+            values[_uid_of(key)].append(self._metric_of(key, fields))
         for uid, found in values.items():
             if not is_without_signal(found):
                 known[uid] = None
@@ -343,14 +343,14 @@ class RlenvReplayBufferAsync(_Sampling, ReplayBufferAsync):
     """The buffer of asynchronous training, with veRL's own staleness rules."""
 
 
-def _estimator(refill_fn: Callable[[int], None] | None) -> str:
+def _estimator_name(refill_fn: Callable[[int], None] | None) -> str:
     """The name of the advantage estimator of the trainer whose method a replay buffer is handed; "" without one."""
     config = getattr(getattr(refill_fn, "__self__", None), "config", None)
     algorithm = None if config is None else config.get("algorithm")
     return str((algorithm or {}).get("adv_estimator") or "")
 
 
-def _uid(key: str) -> str:
+def _uid_of(key: str) -> str:
     """The prompt's id in a sample's key, which veRL writes as `{uid}_{session}_{index}`."""
     return key.split("_")[0]
 
@@ -376,7 +376,7 @@ def _extra_fields(keys: Sequence[str], partition_id: str) -> list[Mapping[str, A
     return [getattr(fields, "data", fields) or {} for fields in found["extra_fields"]]
 
 
-def _options(given: Any) -> dict[str, Any]:
+def _check_options(given: Any) -> dict[str, Any]:
     taken = dict(given or {})
     for name in taken:
         if name not in _OPTIONS:

@@ -59,12 +59,12 @@ class Filler:
 
     ids: Sequence[int]
 
-    def drawn(self, count: int, rng: random.Random) -> list[int]:
+    def draw(self, count: int, rng: random.Random) -> list[int]:
         """So many of them."""
         return rng.choices(self.ids, k=count) if count > 0 else []
 
 
-def padded(
+def pad_action(
     action: Sequence[int], kind: Kind, *, most: int, is_last: bool, filler: Filler, rng: random.Random
 ) -> list[int]:
     """An action behind as much filler as its kind wants; never longer than `most` tokens.
@@ -73,12 +73,12 @@ def padded(
         action: the ids of the action, its end mark included; cut at `most` where it is longer.
     """
     if kind == "limit":
-        return filler.drawn(most, rng)
+        return filler.draw(most, rng)
     if kind in ("short", "aborted"):
         return list(action[:most])
     # What is left has to hold the result and the actions that follow.
     wanted = most if is_last or kind == "turns" else most // 2
-    return [*filler.drawn(wanted - len(action), rng), *action][:most]
+    return [*filler.draw(wanted - len(action), rng), *action][:most]
 
 
 _NEEDED = (
@@ -175,44 +175,44 @@ def check_run(evidence: Evidence, *, digests: Mapping[int, str], rows: Mapping[s
         rows: by the name of a data file, the rows that it has and those that it should have.
     """
     return [
-        _data(rows),
-        _logged(evidence),
-        _batches(evidence),
-        _shipped(evidence),
-        _lengths(evidence),
-        _episodes(evidence),
-        _masks(evidence),
-        _told(evidence),
-        _once(evidence),
-        _signal(evidence),
-        _metrics(evidence),
-        _validated(evidence),
-        _checkpoints(evidence, digests),
-        _weights(evidence, digests),
-        _resumed(evidence),
+        _check_data(rows),
+        _check_steps(evidence),
+        _check_batches(evidence),
+        _check_rows(evidence),
+        _check_lengths(evidence),
+        _check_episodes(evidence),
+        _check_masks(evidence),
+        _check_figures(evidence),
+        _check_groups(evidence),
+        _check_signal(evidence),
+        _check_metrics(evidence),
+        _check_validation(evidence),
+        _check_checkpoints(evidence, digests),
+        _check_weights(evidence, digests),
+        _check_resume(evidence),
     ]
 
 
-def _data(rows: Mapping[str, tuple[int, int]]) -> Check:
+def _check_data(rows: Mapping[str, tuple[int, int]]) -> Check:
     wrong = [f"{name} has {has:,} rows, not {wanted:,}" for name, (has, wanted) in rows.items() if has != wanted]
     told = ", ".join(f"{name} {has:,} rows" for name, (has, _) in rows.items())
     return Check("data files", not wrong and bool(rows), "; ".join(wrong) or told)
 
 
-def _logged(evidence: Evidence) -> Check:
+def _check_steps(evidence: Evidence) -> Check:
     logged = [step for step, data in sorted(evidence.figures.items()) if "timing_s/step" in data]
     wanted = list(evidence.steps)
     return Check("steps", logged == wanted, f"trained {logged}, expected {wanted}")
 
 
-def _batches(evidence: Evidence) -> Check:
+def _check_batches(evidence: Evidence) -> Check:
     wanted = evidence.batch * evidence.group
     found = {step: sum(entry["row"] == 0 for entry in evidence.of_step(step)) for step in evidence.steps}
     detail = f"{evidence.batch:,} prompts x {evidence.group} = {wanted:,} episodes; by step {list(found.values())}"
     return Check("batch", all(count == wanted for count in found.values()), detail)
 
 
-def _shipped(evidence: Evidence) -> Check:
+def _check_rows(evidence: Evidence) -> Check:
     """Ids and masks that left the loops are those that the trainer was handed, each once."""
     keys = ("step", "prompt", "response", "trained", "checksum")
     sent, got = (
@@ -227,7 +227,7 @@ def _shipped(evidence: Evidence) -> Check:
     return Check("shipping", bool(sent) and not (lost or strange or torn), detail)
 
 
-def _lengths(evidence: Evidence) -> Check:
+def _check_lengths(evidence: Evidence) -> Check:
     data = evidence.config["data"]
     most_prompt, most_response = int(data["max_prompt_length"]), int(data["max_response_length"])
     rows = evidence.rows
@@ -245,7 +245,7 @@ def _lengths(evidence: Evidence) -> Check:
     return Check("lengths", is_within and response == most_response, detail)
 
 
-def _masks(evidence: Evidence) -> Check:
+def _check_masks(evidence: Evidence) -> Check:
     rows = evidence.rows
     masked = [entry for entry in rows if entry["masked"]]
     wrong = sum(entry["trained"] > 0 for entry in masked)
@@ -259,7 +259,7 @@ def _masks(evidence: Evidence) -> Check:
     return Check("masks", bool(rows) and is_shown and not (wrong or empty), detail)
 
 
-def _episodes(evidence: Evidence) -> Check:
+def _check_episodes(evidence: Evidence) -> Check:
     """No episode failed but those that the script lets fail; tools were called."""
     rows = [entry for entry in evidence.rows if entry["row"] == 0]
     failed = Counter(entry["ended"] for entry in rows if entry["masked"] and entry["kind"] != "aborted")
@@ -272,7 +272,7 @@ def _episodes(evidence: Evidence) -> Check:
     return Check("episodes", bool(rows) and not failed, detail)
 
 
-def _told(evidence: Evidence) -> Check:
+def _check_figures(evidence: Evidence) -> Check:
     """veRL's own figures of a batch are those of the episodes that were handed over."""
     wrong = []
     for step in evidence.steps:
@@ -288,7 +288,7 @@ def _told(evidence: Evidence) -> Check:
     return Check("veRL's lengths", not wrong, "; ".join(wrong[:3]) or "its means are those of the episodes")
 
 
-def _once(evidence: Evidence) -> Check:
+def _check_groups(evidence: Evidence) -> Check:
     groups = Counter((entry["step"], entry["spec"], entry["split"], entry["task"]) for entry in evidence.trained)
     steps = Counter(entry["step"] for entry in evidence.trained)
     wrong = [f"step {step}: {steps[step]} groups" for step in evidence.steps if steps[step] != evidence.batch]
@@ -306,7 +306,7 @@ def _once(evidence: Evidence) -> Check:
     return Check("each episode trained once", bool(groups) and not wrong, "; ".join(wrong[:3]) or detail)
 
 
-def _signal(evidence: Evidence) -> Check:
+def _check_signal(evidence: Evidence) -> Check:
     """Groups have something to compare, and the update moved along a gradient."""
     groups: dict[tuple[int, str, int], set[float]] = {}
     for entry in (entry for entry in evidence.rows if not entry["masked"]):
@@ -319,7 +319,7 @@ def _signal(evidence: Evidence) -> Check:
     return Check("signal", moved and (apart > 0 or evidence.group == 1), detail)
 
 
-def _metrics(evidence: Evidence) -> Check:
+def _check_metrics(evidence: Evidence) -> Check:
     wrong = []
     own = [f"rlenv/{spec.name}/episodes" for spec in evidence.run.specs]
     for step in evidence.steps:
@@ -334,7 +334,7 @@ def _metrics(evidence: Evidence) -> Check:
     return Check("metrics", not wrong, "; ".join(wrong[:3]) or f"{count} figures a step, all finite")
 
 
-def _validated(evidence: Evidence) -> Check:
+def _check_validation(evidence: Evidence) -> Check:
     run = evidence.run
     trainer = evidence.config["trainer"]
     wanted = [0] if trainer["val_before_train"] else []
@@ -348,7 +348,7 @@ def _validated(evidence: Evidence) -> Check:
         if any(name.startswith(("val-core/", "val-aux/")) for name in data)
     ]
     short = []
-    kept = KeptEpisodes(run.folder).by("step", "mode")
+    kept = KeptEpisodes(run.folder).count_by("step", "mode")
     played = Counter(entry["step"] for entry in evidence.samples if entry["validation"] and entry["row"] == 0)
     for step in wanted:
         expected = played[step] // max(1, len(run.modes))
@@ -359,7 +359,7 @@ def _validated(evidence: Evidence) -> Check:
     return Check("validation", found == wanted and not short, "; ".join(short[:3]) or f"{detail}, expected {wanted}")
 
 
-def _checkpoints(evidence: Evidence, digests: Mapping[int, str]) -> Check:
+def _check_checkpoints(evidence: Evidence, digests: Mapping[int, str]) -> Check:
     found = {entry.step: entry for entry in find_checkpoints(evidence.run.folder)}
     wrong = []
     for step in (evidence.before, evidence.before + 1):
@@ -380,7 +380,7 @@ def _checkpoints(evidence: Evidence, digests: Mapping[int, str]) -> Check:
     return Check("checkpoints", not wrong, "; ".join(wrong[:3]) or detail)
 
 
-def _weights(evidence: Evidence, digests: Mapping[int, str]) -> Check:
+def _check_weights(evidence: Evidence, digests: Mapping[int, str]) -> Check:
     """Every sampler has what was trained: equal checksums, another one after each step."""
     got: dict[int, list[str]] = {}
     for entry in evidence.weights:
@@ -405,7 +405,7 @@ def _weights(evidence: Evidence, digests: Mapping[int, str]) -> Check:
     return Check("weights", not wrong and bool(digests), "; ".join(wrong[:3]) or detail)
 
 
-def _resumed(evidence: Evidence) -> Check:
+def _check_resume(evidence: Evidence) -> Check:
     attempts = evidence.run.attempts
     from_step = attempts[-1].from_step if len(attempts) > 1 else None
     tasks = [

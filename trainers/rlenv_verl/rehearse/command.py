@@ -19,19 +19,19 @@ import yaml
 from rlenv.cli.console import Console
 from rlenv.errors import UsageError
 from rlenv.preflight import Preflight, lines_of
-from rlenv_train.launch import Ending, Peak, ending_lines, watched
+from rlenv_train.launch import Ending, Peak, ending_lines, watch_peak
 from rlenv_train.progress import driving, entries_of
 from rlenv_train.specs import TrainedSpec, run_folder
 from rlenv_verl.export import find_checkpoints
 from rlenv_verl.loop import told_at_the_end
 from rlenv_verl.rehearse import Check, Evidence, check_run
 from rlenv_verl.rehearse.model import RehearsalModel, make_model, register
-from rlenv_verl.run import attempt_locks, locked
+from rlenv_verl.run import attempt_locks, lock_folder
 from rlenv_verl.run.figures import StepFigures
 from rlenv_verl.run.inputs import options_of
 from rlenv_verl.run.preflight import config_of, look
 from rlenv_verl.run.prepare import Plan, RunSettings, asked_for, plan_of, prepare
-from rlenv_verl.run.resume import resumed, summarise
+from rlenv_verl.run.resume import resume_run, summarise
 from rlenv_verl.settings import compose
 from rlenv_verl.settings.presets import Preset, flatten, override
 
@@ -121,16 +121,16 @@ def rehearse(arguments: argparse.Namespace, console: Console, *, run_plan: RunPl
     mark = uuid4().hex
     with stages.timed("everything"):
         with stages.timed("files, vocabulary and network"):
-            scene = _prepared(arguments, mark)
+            scene = _prepare_scene(arguments, mark)
         console.say(f"run folder  {scene.plan.run.folder}")
         console.say(*scene.lines())
         console.say(*(lines_of(scene.preflight) if scene.preflight is not None else ()))
         folder = scene.plan.run.folder
-        with locked(folder, wait_s=0.0) as lock, driving(folder), watched(_MARK, mark) as peak:
-            ended = _played(scene, arguments, console, run_plan, lock, stages)
+        with lock_folder(folder, wait_s=0.0) as lock, driving(folder), watch_peak(_MARK, mark) as peak:
+            ended = _play_attempts(scene, arguments, console, run_plan, lock, stages)
         with stages.timed("checks"):
-            checks = [*_looked_at(scene), *_checked(scene, ended)]
-    report = _report(scene, stages, peak, checks)
+            checks = [*_looked_at(scene), *_run_checks(scene, ended)]
+    report = _make_report(scene, stages, peak, checks)
     (scene.plan.run.folder / "rehearsal.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     console.say(*_lines(report))
     return 0 if report["is_ok"] else 1
@@ -173,15 +173,15 @@ class _Scene:
         yield "rollout     scripted: the oracle's actions behind filler, cut, broken, short and aborted ones"
         yield "replaced    (everything else is the preset's own)"
         for one in self.replaced:
-            yield f"  {one.key}: {_short(one.preset)} -> {_short(one.rehearsal)}"
+            yield f"  {one.key}: {_short_text(one.preset)} -> {_short_text(one.rehearsal)}"
 
 
-def _short(value: Any) -> str:
+def _short_text(value: Any) -> str:
     text = "(not set)" if value is None else str(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _prepared(arguments: argparse.Namespace, mark: str) -> _Scene:
+def _prepare_scene(arguments: argparse.Namespace, mark: str) -> _Scene:
     without = "name the spec to rehearse: rlenv train --rehearse SPEC --preset gpu"
     specs, preset, overrides = asked_for(arguments, preset="gpu", without=without)
     if preset.mode != "sync":
@@ -191,7 +191,7 @@ def _prepared(arguments: argparse.Namespace, mark: str) -> _Scene:
         raise UsageError(f"{folder} holds a run already", hint="choose another folder with -o")
     model = None if arguments.model in (None, "tiny") else str(arguments.model)
     config, _ = config_of(preset, model or "MODEL", overrides)
-    report = None if model is None else _preflight(arguments, model)
+    report = None if model is None else _run_preflight(arguments, model)
     prompt = config["data"]["max_prompt_length"]
     before = arguments.steps or 1
     run = preset.run
@@ -224,12 +224,12 @@ def _prepared(arguments: argparse.Namespace, mark: str) -> _Scene:
     limit: int | str = int(prompt) if isinstance(prompt, int) else made.longest * 5 // 4
     plan = prepare(settings, max_prompt_tokens=limit)
     _follow_script(folder / "agent_loop.yaml")
-    kept = _without(_without(plan.run.overrides, replacing), [f"trainer.total_training_steps={before}"])
+    kept = _drop_overrides(_drop_overrides(plan.run.overrides, replacing), [f"trainer.total_training_steps={before}"])
     original = compose(kept)
     return _Scene(plan, specs, preset, model, report, made, replaced_keys(original, plan.config), before)
 
 
-def _preflight(arguments: argparse.Namespace, model: str) -> Preflight:
+def _run_preflight(arguments: argparse.Namespace, model: str) -> Preflight:
     """The preflight of the run itself with its own model, before anything of it is replaced."""
     return look(
         arguments.items,
@@ -249,7 +249,7 @@ def _looked_at(scene: _Scene) -> list[Check]:
     return [Check(f"preflight of {scene.model}", report.is_ready, "; ".join(report.errors[:2]) or "the run can start")]
 
 
-def _without(overrides: Sequence[str], dropped: Sequence[str]) -> list[str]:
+def _drop_overrides(overrides: Sequence[str], dropped: Sequence[str]) -> list[str]:
     """`overrides` without the last stretch of these in them."""
     for start in reversed(range(len(overrides))):
         if list(overrides[start : start + len(dropped)]) == list(dropped):
@@ -264,18 +264,18 @@ def _follow_script(path: Path) -> None:
     path.write_text(yaml.safe_dump(loops, sort_keys=False), encoding="utf-8")
 
 
-def _played(
+def _play_attempts(
     scene: _Scene, arguments: argparse.Namespace, console: Console, run_plan: RunPlan, lock: int, stages: _Stages
 ) -> Plan:
     """Both attempts; the plan with what they left."""
     limit = arguments.time_limit or float("inf")
     started = time.monotonic()
     locks = attempt_locks(scene.plan.run, scene.plan.config, from_step=0)
-    plan = dataclasses.replace(scene.plan, run=scene.plan.run.begun(0, locks=locks))
+    plan = dataclasses.replace(scene.plan, run=scene.plan.run.begin_attempt(0, locks=locks))
     with stages.timed("veRL, from the beginning"):
         ending, steps = run_plan(plan, console, time_limit_s=limit, lock=lock)
     if ending.how == "finished":
-        run, more = resumed(plan.run, steps=scene.before + 1)
+        run, more = resume_run(plan.run, steps=scene.before + 1)
         run.save()
         plan = plan_of(run, *more)
         console.say(f"starts again from the checkpoint of step {run.attempts[-1].from_step}")
@@ -289,7 +289,7 @@ def _played(
     return plan
 
 
-def _checked(scene: _Scene, plan: Plan) -> list[Check]:
+def _run_checks(scene: _Scene, plan: Plan) -> list[Check]:
     import pyarrow.parquet
 
     from rlenv_verl.export.weights import plain_weights
@@ -317,7 +317,7 @@ def _held_out(environment: Any, run: Mapping[str, Any]) -> int:
     return len(environment.part(run["validation_split"], run["validation_tasks"])) * len(run["validation_modes"])
 
 
-def _report(scene: _Scene, stages: _Stages, peak: Peak, checks: Sequence[Check]) -> dict[str, Any]:
+def _make_report(scene: _Scene, stages: _Stages, peak: Peak, checks: Sequence[Check]) -> dict[str, Any]:
     folder = scene.plan.run.folder
     phases: dict[str, float] = {}
     for entry in entries_of(scene.plan.run.metrics):

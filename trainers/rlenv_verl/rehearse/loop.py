@@ -32,7 +32,7 @@ from rlenv_train.samples import Play
 from rlenv_verl.cpu.rollout import CpuReplica, CpuServerActor
 from rlenv_verl.loop.agent_loop import RlenvAgentLoop
 from rlenv_verl.loop.replay_buffer import RlenvReplayBuffer
-from rlenv_verl.rehearse import SCRIPT_KEY, Filler, Kind, kind_of, padded
+from rlenv_verl.rehearse import SCRIPT_KEY, Filler, Kind, kind_of, pad_action
 
 if TYPE_CHECKING:
     from transfer_queue import KVBatchMeta
@@ -165,7 +165,7 @@ class RehearsalLoop(RlenvAgentLoop):
         output = await super().run(sampling_params, **row)
         rows = output if isinstance(output, list) else [output]
         who = {"step": step, "split": where["split"], "task": task, "session": session, "kind": self.kind}
-        _keep([{**who, "validation": held_out, "row": at, **_account(one)} for at, one in enumerate(rows)])
+        _keep([{**who, "validation": held_out, "row": at, **_row_account(one)} for at, one in enumerate(rows)])
         return output
 
     async def _play(self, played: TokenEpisode, sampling: Mapping[str, Any], play: Play) -> None:
@@ -183,7 +183,7 @@ class RehearsalLoop(RlenvAgentLoop):
         ids = list(self.encoder.encode_text(text)) if text else []
         if not text.endswith(self.environment.stops or "\0"):
             ids = [*ids, self.encoder.stop_id]
-        answer = padded(ids, self.kind, most=most, is_last=is_last, filler=_filler(self.encoder), rng=self.rng)
+        answer = pad_action(ids, self.kind, most=most, is_last=is_last, filler=_make_filler(self.encoder), rng=self.rng)
         told = {"ids": answer, "aborted": self.kind == "aborted"}
         return await super()._generate(request, tokens, {**params, SCRIPT_KEY: told})
 
@@ -221,7 +221,7 @@ class _Script:
 
 
 @cache
-def _filler(encoder: TokenEncoder) -> Filler:
+def _make_filler(encoder: TokenEncoder) -> Filler:
     """The tokens of a vocabulary whose text is lower-case letters behind at most one space."""
     tokenizer: Any = encoder.vocabulary.full
     texts = ((index, tokenizer.decode([index])) for index in range(tokenizer.get_vocab_size()))
@@ -229,7 +229,7 @@ def _filler(encoder: TokenEncoder) -> Filler:
     return Filler(tuple(plain))
 
 
-def _account(output: AgentLoopOutput) -> dict[str, Any]:
+def _row_account(output: AgentLoopOutput) -> dict[str, Any]:
     extra = output.extra_fields
     mask = output.response_mask
     return {

@@ -64,7 +64,7 @@ def window_attention(
     if groups > 1:
         key, value = (part.repeat_interleave(groups, dim=1) for part in (key, value))
     reach = range(min(WINDOW, tokens))
-    shifted = [(_behind(key, by), _behind(value, by)) for by in reach]
+    shifted = [(_shift_by(key, by), _shift_by(value, by)) for by in reach]
     scores = torch.stack([(query * keys).sum(-1) for keys, _ in shifted], dim=-1) * scaling
     seen = position_ids[:, None, :, None] >= torch.arange(len(reach), device=query.device)
     weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
@@ -73,7 +73,7 @@ def window_attention(
     return out.transpose(1, 2).contiguous(), None
 
 
-def _behind(part: torch.Tensor, by: int) -> torch.Tensor:
+def _shift_by(part: torch.Tensor, by: int) -> torch.Tensor:
     """`part` moved by so many tokens, zeros before it."""
     return part if by == 0 else torch.nn.functional.pad(part, (0, 0, by, 0))[:, :, : part.shape[2]]
 
@@ -142,16 +142,16 @@ def make_model(
 
     from rlenv_verl.tiny import save_model
 
-    source = _source(model)
-    texts = [text for environment in environments for text in asyncio.run(_prompts(environment, splits))]
-    tokenizer = _tokenizer(source, texts, folder, filler=0)
+    source = _source_of(model)
+    texts = [text for environment in environments for text in asyncio.run(_prompt_texts(environment, splits))]
+    tokenizer = _train_tokenizer(source, texts, folder, filler=0)
 
     def encoder(environment: Environment) -> TokenEncoder:
         kwargs = dict(template_kwargs)
         return TokenEncoder(tokenizer, template_kwargs=kwargs, same_turn=environment.same_turn, history="keep")
 
     with told_as(UsageError, "--rehearse:", RlenvError):
-        longest = max(asyncio.run(longest_prompt(one, encoder(one), splits, some=_some)) for one in environments)
+        longest = max(asyncio.run(longest_prompt(one, encoder(one), splits, some=_some_tasks)) for one in environments)
     filler = 0
     if prompt_tokens is not None:
         if longest > prompt_tokens:
@@ -161,16 +161,16 @@ def make_model(
                 hint=f"set run.max_prompt_length={-(-longest // 64) * 64}",
             )
         filler = prompt_tokens - longest
-        tokenizer = _tokenizer(source, texts, folder, filler=filler)
+        tokenizer = _train_tokenizer(source, texts, folder, filler=filler)
     torch.manual_seed(seed)
-    network = _network(tokenizer, most_tokens)
+    network = _make_network(tokenizer, most_tokens)
     save_model(network, tokenizer, folder)
     return RehearsalModel(
         sum(parameter.numel() for parameter in network.parameters()), len(tokenizer), source.name, longest, filler
     )
 
 
-def _network(tokenizer: Any, positions: int) -> Any:
+def _make_network(tokenizer: Any, positions: int) -> Any:
     from rlenv_verl.tiny import new_model
 
     network = new_model(tokenizer, hidden=8, layers=2, heads=1)
@@ -178,21 +178,21 @@ def _network(tokenizer: Any, positions: int) -> Any:
     return network
 
 
-def _source(model: str | None) -> _Source:
+def _source_of(model: str | None) -> _Source:
     """The model's own template where it is at hand; of a model that is known by name it need not be."""
     if model is None:
-        return _own()
-    return _own() if known_model(model) is not None and not is_at_hand(model) else _of_model(model)
+        return _tiny_source()
+    return _tiny_source() if known_model(model) is not None and not is_at_hand(model) else _model_source(model)
 
 
-def _own() -> _Source:
+def _tiny_source() -> _Source:
     from rlenv_verl.tiny import CONTROL_TOKENS, MARKER_TOKENS, chat_template
 
     tokens = (*CONTROL_TOKENS, *MARKER_TOKENS)
     return _Source("the tiny policy's", chat_template(), tokens, end="<|im_end|>", pad="<|endoftext|>")
 
 
-def _of_model(model: str) -> _Source:
+def _model_source(model: str) -> _Source:
     """The chat template and the control tokens of a model, and of its other added tokens those that it writes."""
     loaded = load_tokenizer(model)
     template = loaded.chat_template
@@ -206,7 +206,7 @@ def _of_model(model: str) -> _Source:
     return _Source(f"{model}'s", template, tokens, end=end, pad=pad)
 
 
-def _tokenizer(source: _Source, texts: Sequence[str], folder: Path, *, filler: int) -> Any:
+def _train_tokenizer(source: _Source, texts: Sequence[str], folder: Path, *, filler: int) -> Any:
     """A byte-level tokenizer over `texts`, whose chat template writes `filler` tokens before each prompt."""
     from tokenizers import pre_tokenizers  # type: ignore[import-untyped]
 
@@ -230,16 +230,16 @@ def _tokenizer(source: _Source, texts: Sequence[str], folder: Path, *, filler: i
     )
 
 
-def _some(size: int) -> list[int]:
+def _some_tasks(size: int) -> list[int]:
     return [index * size // _TASKS for index in range(_TASKS)] if size > _TASKS else list(range(size))
 
 
-async def _prompts(environment: Environment, splits: Sequence[str]) -> list[str]:
+async def _prompt_texts(environment: Environment, splits: Sequence[str]) -> list[str]:
     """The texts that the vocabulary is made for: prompts, and the tools that they show."""
     texts = [json.dumps(schema) for schema in environment.tool_schemas]
     async with environment:
         for split in splits:
-            for task in _some(len(environment.tasks(split))):
+            for task in _some_tasks(len(environment.tasks(split))):
                 async with environment.start(task=task, split=split, opening=environment.unasked_opening) as episode:
                     texts += [message.content for message in episode.messages]
     return texts

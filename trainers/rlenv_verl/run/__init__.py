@@ -122,7 +122,7 @@ def forget_after(run: Run, step: int) -> None:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, *, wait_s: float = 60.0) -> Iterator[int]:
+def lock_folder(folder: Path, *, wait_s: float = 60.0) -> Iterator[int]:
     """Hold the run's folder for this process; gives the lock's file descriptor, for whoever holds it on.
 
     A run whose driver was killed is ended by its guard, which keeps the lock until that is done; so this waits.
@@ -171,9 +171,9 @@ def attempt_locks(run: Run, config: Mapping[str, Any], *, from_step: int, say: S
     """
     splits = [run.validation_split] if run.validation_only else [run.train_split, run.validation_split]
     loops = yaml.safe_load((run.folder / "agent_loop.yaml").read_text(encoding="utf-8"))
-    policy = _policy(run, from_step, say)
-    common = _trainer(run, config)
-    tokenizer = _tokenizer(run.model)
+    policy = _policy_facts(run, from_step, say)
+    common = _trainer_facts(run, config)
+    tokenizer = _load_tokenizer(run.model)
     locks = {}
     for entry, loop in zip(run.specs, loops, strict=True):
         environment = load(entry.source, set=dict(entry.set) or None)
@@ -192,7 +192,7 @@ def attempt_locks(run: Run, config: Mapping[str, Any], *, from_step: int, say: S
     return locks
 
 
-def _policy(run: Run, from_step: int, say: Say | None) -> dict[str, Any]:
+def _policy_facts(run: Run, from_step: int, say: Say | None) -> dict[str, Any]:
     """The model that the run started from, by content where it lies here; and the run and step that it has come to."""
     folder = Path(run.model)
     is_here = folder.is_dir()
@@ -205,14 +205,14 @@ def _policy(run: Run, from_step: int, say: Say | None) -> dict[str, Any]:
     return found | ({"run": run.folder.name} if from_step else {})
 
 
-def _tokenizer(model: str) -> Any:
+def _load_tokenizer(model: str) -> Any:
     try:
         return load_tokenizer(model)
     except RlenvError:  # one that only transformers can load; what stands in its folder counts with the weights
         return None
 
 
-def _trainer(run: Run, config: Mapping[str, Any]) -> dict[str, Any]:
+def _trainer_facts(run: Run, config: Mapping[str, Any]) -> dict[str, Any]:
     """The trainer's version and its configuration, without places and labels."""
     content = {key: value for key, value in config.items() if key not in ("ray_kwargs", "hydra")}
     labels = ("experiment_name", "project_name")
@@ -226,12 +226,12 @@ def _trainer(run: Run, config: Mapping[str, Any]) -> dict[str, Any]:
         "algorithm": run.algorithm,
         "mode": run.mode,
         "shuffled_rewards": run.shuffled_rewards,
-        "config": digest_of(_placeless(content, run)),
-        "overrides": _placeless(overrides, run),
+        "config": digest_of(_without_places(content, run)),
+        "overrides": _without_places(overrides, run),
     }
 
 
-def _placeless(value: Any, run: Run) -> Any:
+def _without_places(value: Any, run: Run) -> Any:
     """A JSON value with `RUN` for the run's folder and `MODEL` for its model's, wherever they stand."""
     text = json.dumps(value, default=str)
     for name, place in (("RUN", str(run.folder)), ("MODEL", run.model)):
@@ -251,13 +251,13 @@ def changed_lines(run: Run) -> Iterator[str]:
     before, last = run.attempts[-2:]
     for old, (environment, new) in zip(before.locks.values(), last.locks.items(), strict=False):
         files = [run.folder / FOLDER / f"{one}.json" for one in (old, new)]
-        if names := _differing(*files):
+        if names := _differing_keys(*files):
             shown = ", ".join(names[:_MOST_NAMED])
             more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
             yield f"{environment} goes on with another {shown}{more}: rlenv runs lock diff {files[0]} {files[1]}"
 
 
-def _differing(old: Path, new: Path) -> list[str]:
+def _differing_keys(old: Path, new: Path) -> list[str]:
     if old == new:
         return []
     try:

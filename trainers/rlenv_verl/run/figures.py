@@ -50,7 +50,7 @@ def figures_of(step: int, values: Mapping[str, Any], *, sources: Mapping[str, st
     terms: dict[str, dict[str, float]] = {}
     invalid = 0.0
     for label, source in sources.items():
-        means = _means(values, source)
+        means = _source_means(values, source)
         grouped = {key: value for key, value in means.items() if "/" in key}
         if grouped:
             means = _means_of_groups(grouped)
@@ -85,7 +85,7 @@ def figures_of(step: int, values: Mapping[str, Any], *, sources: Mapping[str, st
     )
 
 
-def _means(values: Mapping[str, Any], source: str) -> dict[str, float]:
+def _source_means(values: Mapping[str, Any], source: str) -> dict[str, float]:
     """The means of one data source by variable, or by GROUP/VARIABLE; veRL appends the episodes a task (`mean@1`)."""
     start, out = f"val-aux/{source}/", {}
     for key in values:
@@ -152,7 +152,7 @@ def without_failures(entry: StepFigures, *, failed: int, episodes: int) -> StepF
     return replace(entry, reward=entry.reward * episodes / (episodes - failed))
 
 
-def merged(steps: Sequence[StepFigures]) -> list[StepFigures]:
+def by_step(steps: Sequence[StepFigures]) -> list[StepFigures]:
     """One entry a step, in order.
 
     Where a step was logged twice the later figures win. A validation that was repeated when a run was taken up again

@@ -23,7 +23,7 @@ from rlenv_verl.run import Run
 from rlenv_verl.settings import tokens_at, value_at
 
 
-def heed(stop: Path, console: Console) -> None:
+def heed_stop(stop: Path, console: Console) -> None:
     """Ends the command like a Ctrl-C where the file asks for it."""
     if stop.exists():
         console.say(f"{stop} asked for the end")
@@ -62,7 +62,7 @@ def first_model(
         underway = Underway(console, status.update)
 
         def shown(line: str) -> None:
-            heed(folder / STOP, console)
+            heed_stop(folder / STOP, console)
             underway.show(f"warm start: {line}")
 
         environments, settings = [spec.environment for spec in specs], WarmupSettings.within(limit_s)
@@ -179,12 +179,12 @@ def lacking_of(
     path = str(value_at(config, "actor_rollout_ref.model.path"))
     own = value_at(config, "data.apply_chat_template_kwargs") or {}
     kwargs = [{**own, **(loop.get("template_kwargs") or {})} for loop in loops]
-    looked = _looked(path, specs, kwargs, needs_weights=needs_weights)
+    looked = _look_at_model(path, specs, kwargs, needs_weights=needs_weights)
     if value_at(config, "actor_rollout_ref.model.custom_chat_template"):  # the verdict looks at that one
         looked = [one for one in looked if one.what not in ("chat template", "tools in the chat template", "end mark")]
     if none := [one for one in looked if one.what in ("model", "tokenizer") and one.stops]:
         raise UsageError("; ".join(one.said for one in none))
-    found = [_finding(one) for one in looked]
+    found = [_to_finding(one) for one in looked]
     if any(one.what in _BLOCKING and one.stops for one in looked):
         return found, False
     return [*found, *_judge_context(Path(path), config)], True
@@ -192,15 +192,15 @@ def lacking_of(
 
 def stops_of(model: str, specs: Sequence[TrainedSpec], template_kwargs: Mapping[str, Any] | None) -> list[Finding]:
     """The things that a model lacks without which nothing of a run can be measured, let alone started."""
-    found = _looked(model, specs, [template_kwargs] * len(specs), needs_weights=False)
-    return [_finding(one) for one in found if one.what in _BLOCKING and one.stops]
+    found = _look_at_model(model, specs, [template_kwargs] * len(specs), needs_weights=False)
+    return [_to_finding(one) for one in found if one.what in _BLOCKING and one.stops]
 
 
-def _finding(one: Looked) -> Finding:
+def _to_finding(one: Looked) -> Finding:
     return Finding("error" if one.stops else "warning", f"the model's {one}" if one.what != "model" else str(one))
 
 
-def _looked(
+def _look_at_model(
     model: str, specs: Sequence[TrainedSpec], kwargs: Sequence[Mapping[str, Any] | None], *, needs_weights: bool
 ) -> list[Looked]:
     found: dict[str, Looked] = {}

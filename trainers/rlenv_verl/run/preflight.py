@@ -123,7 +123,7 @@ def preflight_of(
                 " the policy is there (or set run.max_prompt_length=N)"
             )
         return before.Preflight(name, findings=(*engine, before.Finding("unknown", why)))
-    plan = _plan(name, names, config, folder, device_bytes, sample, is_elsewhere=is_elsewhere)
+    plan = _make_plan(name, names, config, folder, device_bytes, sample, is_elsewhere=is_elsewhere)
     if not is_required and before.known_model(plan.model_name) is not None and not is_at_hand(place):
         # Enough is known of it for its memory.
         without = f"the tokenizer of {place} is not at hand, so that lengths and exactness were not looked at"
@@ -132,7 +132,7 @@ def preflight_of(
     lacking, can_go_on = lacking_of(specs, config, loops, needs_weights=needs_weights)
     if not can_go_on:  # nothing can be measured
         return before.Preflight(name, findings=(*engine, *lacking))
-    tokenizer = _tokenizer(place)
+    tokenizer = _load_tokenizer(place)
     subjects = [
         _subject(spec, tokenizer, config, loop, splits=tuple(splits)) for spec, loop in zip(specs, loops, strict=True)
     ]
@@ -140,7 +140,7 @@ def preflight_of(
     return dataclasses.replace(report, findings=(*engine, *lacking, *report.findings))
 
 
-def _plan(
+def _make_plan(
     name: str,
     names: before.LimitNames,
     config: Mapping[str, Any],
@@ -239,7 +239,7 @@ def is_at_hand(name: str) -> bool:
     return True
 
 
-def _tokenizer(place: str) -> Any:
+def _load_tokenizer(place: str) -> Any:
     """The tokenizer from its files; through transformers where it has none that `tokenizers` reads."""
     try:
         return load_tokenizer(place)
@@ -265,7 +265,7 @@ def _subject(
     template = value_at(config, "actor_rollout_ref.model.custom_chat_template")
     kwargs = {**(value_at(config, "data.apply_chat_template_kwargs") or {}), **(loop.get("template_kwargs") or {})}
     own: History = loop.get("history") or "grow"
-    seeing = _seeing(str(tokenizer.name_or_path), environment)
+    seeing = _image_options(str(tokenizer.name_or_path), environment)
     made: dict[History, TokenEncoder] = {}
 
     def encoder(history: History | None) -> TokenEncoder:
@@ -288,7 +288,7 @@ def is_to_be_made(place: str) -> bool:
     return os.path.isabs(place) and not os.path.exists(place)
 
 
-def _seeing(place: str, environment: Environment) -> dict[str, Any]:
+def _image_options(place: str, environment: Environment) -> dict[str, Any]:
     if not environment.spec.prompt.images:
         return {}
     with told_as(MissingExtra, "measuring prompts that show images", ImportError, extra="verl"):

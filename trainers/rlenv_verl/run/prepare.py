@@ -147,7 +147,7 @@ def prepare(
     run = settings.preset.run
     folder = settings.folder.resolve()
     modes: tuple[Mode, ...] = tuple(run["validation_modes"])
-    overrides = tuple(_overrides(settings, folder, max_prompt_tokens))
+    overrides = tuple(_all_overrides(settings, folder, max_prompt_tokens))
     _write_inputs(settings, folder, modes, overrides)
     kept = Run(
         folder=folder,
@@ -205,7 +205,7 @@ def _write_inputs(settings: RunSettings, folder: Path, modes: Sequence[Mode], ov
     (folder / "preset.yaml").write_text(yaml.safe_dump(dict(settings.preset.file), sort_keys=False), encoding="utf-8")
 
 
-def _overrides(settings: RunSettings, folder: Path, max_prompt_tokens: int | str) -> list[str]:
+def _all_overrides(settings: RunSettings, folder: Path, max_prompt_tokens: int | str) -> list[str]:
     """All that veRL is given; what stands later wins."""
     overrides = settings.preset.overrides()
     overrides += [override(key, value) for key, value in _own_keys(settings, folder, max_prompt_tokens).items()]
@@ -280,11 +280,11 @@ def _loop(spec: TrainedSpec, at: Shipped, settings: RunSettings, folder: Path) -
         "watch_dir": str(folder / "watch") if watches is None or watches else None,
         "reward_model": judge if judge in spec.environment.spec.endpoints else None,
         "history": history_of(run.get("history")),
-        "remote": _remote(spec, str(run.get("remote") or "")),
+        "remote": _remote_of(spec, str(run.get("remote") or "")),
     }
 
 
-def _remote(spec: TrainedSpec, url: str) -> str | None:
+def _remote_of(spec: TrainedSpec, url: str) -> str | None:
     """The address of the spec's environment at the server that plays it; None without one.
 
     Raises:

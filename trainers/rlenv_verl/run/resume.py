@@ -31,7 +31,7 @@ from rlenv_verl.settings import compose
 from rlenv_verl.settings.presets import override
 
 
-def resumed(
+def resume_run(
     run: Run, *, steps: int | None = None, save_every: int | None = None, dry_run: bool = False, say: Say | None = None
 ) -> tuple[Run, list[str]]:
     """The run with one more attempt, and the overrides that hold for that attempt alone.
@@ -65,7 +65,7 @@ def resumed(
     if checkpoint is None:
         more.append(override("trainer.resume_mode", "disable"))
     else:
-        more += _from(checkpoint)
+        more += _resume_keys(checkpoint)
         # Sampling starts anew with each rollout server: with the same seed it would draw what the first steps drew.
         more.append(override("actor_rollout_ref.rollout.seed", run.seed + step))
     if dry_run:
@@ -73,7 +73,7 @@ def resumed(
     locks = attempt_locks(run, config, from_step=step, say=say)
     forget_after(run, step)
     seal_abandoned(run.folder)
-    return run.begun(step, locks=locks), more
+    return run.begin_attempt(step, locks=locks), more
 
 
 def validation_of(
@@ -106,7 +106,7 @@ def validation_of(
     if tasks is not None:
         keys["data.val_files"] = str(folder / "data" / "validation.parquet")
     more = [override(key, value) for key, value in keys.items()]
-    more += [override("trainer.val_only", True), override("trainer.val_before_train", True), *_from(checkpoint)]
+    more += [override("trainer.val_only", True), override("trainer.val_before_train", True), *_resume_keys(checkpoint)]
     validation = dataclasses.replace(
         run,
         validation_only=True,
@@ -121,7 +121,7 @@ def validation_of(
         dataclasses.replace(run, validation_only=True), compose(run.overrides), from_step=step, say=say
     )
     _write_validation(run, folder, tasks=tasks)
-    return validation.begun(step, locks=locks), more
+    return validation.begin_attempt(step, locks=locks), more
 
 
 def _write_validation(run: Run, folder: Path, *, tasks: int | None) -> None:
@@ -142,7 +142,7 @@ def _write_validation(run: Run, folder: Path, *, tasks: int | None) -> None:
         write_rows(folder / "data" / "validation.parquet", rows)
 
 
-def _from(checkpoint: Path) -> list[str]:
+def _resume_keys(checkpoint: Path) -> list[str]:
     # By its path and not by veRL's `auto`, which trusts a file that may itself have been cut.
     return [override("trainer.resume_mode", "resume_path"), override("trainer.resume_from_path", str(checkpoint))]
 
@@ -194,15 +194,15 @@ def summarise(run: Run, ending: Ending, steps: Sequence[StepFigures], *, seconds
         "time_by_phase": {name: round(share, 4) for name, share in phase_shares(steps).items()},
         "kept_episodes": len(episodes),
         "lost_episodes": int(sum(figures.get("not_kept", 0.0) for step in steps for figures in step.specs.values())),
-        "usage": spending_page(episodes.asked()),
-        "failed_episodes": len(episodes.failed()),
+        "usage": spending_page(episodes.spending()),
+        "failed_episodes": len(episodes.failures()),
         "failure_reasons": episodes.reasons(),
         "trained": str(trained) if trained is not None else None,
         "model": run.model,
         "warm_start": run.warm_start,
         "versions": versions("rlenv", "verl", "torch", "ray", "transformers"),
     }
-    run.ends(ending.how, summary)
+    run.end_attempt(ending.how, summary)
     if curves := series(steps):
         plot_png(curves, run.folder / "curve.png", title=f"{summary['environment']}, seed {run.seed}")
     return summary

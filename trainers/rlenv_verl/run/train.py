@@ -20,14 +20,14 @@ from rlenv.runs.folder import is_run
 from rlenv_train.keeping import KeptEpisodes
 from rlenv_train.launch import EXIT_STATUS, Ending, ending_lines, run_to_end
 from rlenv_train.progress import Stage, Underway, driving, plot_text, time_is_up_at
-from rlenv_train.specs import run_folder, spec_and_overrides, unprepared
+from rlenv_train.specs import run_folder, spec_and_overrides, unprepared_info
 from rlenv_verl.loop import told_at_the_end
-from rlenv_verl.run import Run, attempt_locks, changed_lines, inputs, locked
-from rlenv_verl.run.figures import MetricsFile, StepFigures, merged, series, show_summary, step_lines, without_failures
-from rlenv_verl.run.model import first_model, heed, made_again, made_of, measure_prompts, stops_of
+from rlenv_verl.run import Run, attempt_locks, changed_lines, inputs, lock_folder
+from rlenv_verl.run.figures import MetricsFile, StepFigures, by_step, series, show_summary, step_lines, without_failures
+from rlenv_verl.run.model import first_model, heed_stop, made_again, made_of, measure_prompts, stops_of
 from rlenv_verl.run.preflight import check_before, config_of, is_to_be_made
 from rlenv_verl.run.prepare import Plan, RunSettings, asked_for, plan_of, prepare
-from rlenv_verl.run.resume import resumed, step_of, summarise, validation_of
+from rlenv_verl.run.resume import resume_run, step_of, summarise, validation_of
 from rlenv_verl.settings import UNMEASURED, Variables, with_the_shell
 from rlenv_verl.settings.machine import vllm_findings
 from rlenv_verl.settings.presets import Preset, override
@@ -37,10 +37,10 @@ _LOOK_EVERY_S = 2.0
 
 def main(argv: list[str]) -> int:
     """Train as `argv` says; returns the exit status (0 done, 1 failed, 2 wrong use, 130 interrupted)."""
-    return inputs.carried_out("train", argv, inputs.parser(), _asked)
+    return inputs.carried_out("train", argv, inputs.parser(), _dispatch)
 
 
-def _asked(arguments: argparse.Namespace, console: Console) -> int:
+def _dispatch(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.trainer == "trl":
         from rlenv_trl.train import train
 
@@ -58,24 +58,24 @@ def _train(arguments: argparse.Namespace, console: Console) -> int:
         if arguments.resume is not None:
             plan, lock = _taken_up(arguments, stack, console)
         else:
-            plan, lock = _new(arguments, stack, console, started)
+            plan, lock = _new_run(arguments, stack, console, started)
         run = plan.run
         if arguments.dry_run:
-            return _tried(plan, arguments, console)
+            return _show_dry_run(plan, arguments, console)
         if not _looks_ready(plan, run.folder, console, starts=True):
             raise inputs.NotReady([])
-        heed(run.stop, console)
+        heed_stop(run.stop, console)
         limit = arguments.time_limit or run.time_limit_s or float("inf")
         left = max(limit - (time.monotonic() - started), 0.0)  # the warm start counts
         ending, steps = _run(plan, console, time_limit_s=left, lock=lock)
         summary = summarise(run, ending, steps, seconds=time.monotonic() - started)
-    _show(summary, steps, run.folder, console)
+    _show_end(summary, steps, run.folder, console)
     if ending.how != "finished":
-        _explain(ending, run, console)
+        _explain_end(ending, run, console)
     return EXIT_STATUS[ending.how]
 
 
-def _tried(plan: Plan, arguments: argparse.Namespace, console: Console) -> int:
+def _show_dry_run(plan: Plan, arguments: argparse.Namespace, console: Console) -> int:
     """Shows the command of a dry run, and what it would meet; nothing is written into the folder of a run that is."""
     run, resumed = plan.run, arguments.resume
     text = inputs.command_text(_command(plan, run.metrics), inputs.run_variables(run, run.metrics), cwd=run.cwd)
@@ -95,7 +95,7 @@ def _looks_ready(plan: Plan, folder: Path, console: Console, *, starts: bool) ->
     return report.is_ready
 
 
-def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console, started: float) -> tuple[Plan, int]:
+def _new_run(arguments: argparse.Namespace, stack: ExitStack, console: Console, started: float) -> tuple[Plan, int]:
     """A new run in a folder of its own, and the folder's lock."""
     specs, preset, overrides = asked_for(
         arguments,
@@ -113,12 +113,12 @@ def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console, star
     if arguments.dry_run and not folder.exists():
         stack.push(lambda kind, *_: shutil.rmtree(folder, ignore_errors=True) if kind else None)  # it is refused
     folder.mkdir(parents=True, exist_ok=True)
-    lock = stack.enter_context(locked(folder, wait_s=0.0))
+    lock = stack.enter_context(lock_folder(folder, wait_s=0.0))
     if not arguments.dry_run:
-        stack.enter_context(driving(folder, unprepared("eval" if arguments.eval else "train", arguments, specs)))
+        stack.enter_context(driving(folder, unprepared_info("eval" if arguments.eval else "train", arguments, specs)))
 
     console.say(f"run folder  {folder}")
-    _say(variables, console)
+    _say_variables(variables, console)
     limit = arguments.time_limit or preset.run.get("time_limit_s")
     with time_is_up_at(started + limit if limit else None):
         if not arguments.dry_run and is_to_be_made(str(folder / "model")) and arguments.model in (None, "tiny"):
@@ -146,7 +146,7 @@ def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console, star
     if arguments.dry_run:
         return plan, lock
     locks = attempt_locks(plan.run, plan.config, from_step=0, say=console.say)
-    return dataclasses.replace(plan, run=plan.run.begun(0, locks=locks)), lock
+    return dataclasses.replace(plan, run=plan.run.begin_attempt(0, locks=locks)), lock
 
 
 def _taken_up(arguments: argparse.Namespace, stack: ExitStack, console: Console) -> tuple[Plan, int | None]:
@@ -161,20 +161,20 @@ def _taken_up(arguments: argparse.Namespace, stack: ExitStack, console: Console)
     if given := [f"--{name.replace('_', '-')}" for name in idle if getattr(arguments, name) is not None]:
         why = "a validation trains nothing" if arguments.eval else "the run's own stays; with --eval it can be another"
         raise UsageError(f"--resume does not take {', '.join(given)} here", hint=why)
-    run, lock = _taken(arguments, overrides), None
+    run, lock = _resumed_run(arguments, overrides), None
     if arguments.eval:
         made_again(run)
         tasks, dry_run = arguments.validation_tasks, arguments.dry_run
         run, more = validation_of(run, arguments.output, tasks=tasks, dry_run=dry_run, say=console.say)
         if not dry_run:
-            lock = _driven(run, stack, attempts=0)
+            lock = _drive_run(run, stack, attempts=0)
     else:
         if not arguments.dry_run:
-            lock = _driven(run, stack)
+            lock = _drive_run(run, stack)
             # Read again, now that nobody else changes it.
-            run = _taken(arguments, overrides)
+            run = _resumed_run(arguments, overrides)
         made_again(run)
-        run, more = resumed(
+        run, more = resume_run(
             run, steps=arguments.steps, save_every=arguments.save_every, dry_run=arguments.dry_run, say=console.say
         )
     variables = with_the_shell(run.environment, os.environ, pinned=run.pinned, whose="run")
@@ -184,26 +184,26 @@ def _taken_up(arguments: argparse.Namespace, stack: ExitStack, console: Console)
     step = step_of(Path(trainer["resume_from_path"]) if trainer["resume_mode"] == "resume_path" else None)
     what = "validates" if arguments.eval else "goes on from"
     console.say(f"run folder  {run.folder}\n{what} step {step} of {plan.total_steps or 'the data'}")
-    _say(variables, console)
+    _say_variables(variables, console)
     if not arguments.dry_run:
         run.save()
         console.say(*changed_lines(run))
     return plan, lock
 
 
-def _driven(run: Run, stack: ExitStack, *, attempts: int | None = None) -> int:
+def _drive_run(run: Run, stack: ExitStack, *, attempts: int | None = None) -> int:
     """The lock of a run's folder, in which this process drives a run from now on."""
-    lock = stack.enter_context(locked(run.folder))
+    lock = stack.enter_context(lock_folder(run.folder))
     stack.enter_context(driving(run.folder, attempts=attempts))
     return lock
 
 
-def _say(variables: Variables, console: Console) -> None:
+def _say_variables(variables: Variables, console: Console) -> None:
     for line in variables.said:
         console.say(f"environment {line}")
 
 
-def _taken(arguments: argparse.Namespace, overrides: Sequence[str]) -> Run:
+def _resumed_run(arguments: argparse.Namespace, overrides: Sequence[str]) -> Run:
     """The run that `--resume` names, with more overrides, and on the cluster that is at another address by now."""
     run = dataclasses.replace(Run.load(arguments.resume), command=arguments.command)
     known, ray_address = run.overrides, arguments.ray_address
@@ -255,7 +255,7 @@ def _run(plan: Plan, console: Console, *, time_limit_s: float, lock: int | None)
         command.append("+ray_kwargs.ray_init._temp_dir={ray_dir}")
     run.merge_metrics()
     episodes = KeptEpisodes(run.folder)
-    steps = [_corrected(entry, plan, episodes) for entry in MetricsFile(run.metrics, run.sources).new()]
+    steps = [_correct_reward(entry, plan, episodes) for entry in MetricsFile(run.metrics, run.sources).new()]
     figures = MetricsFile(metrics, run.sources, copy=run.metrics)
 
     shutil.rmtree(run.watch, ignore_errors=True)  # what an earlier attempt waited for
@@ -268,10 +268,10 @@ def _run(plan: Plan, console: Console, *, time_limit_s: float, lock: int | None)
         def poll(seconds: float) -> None:
             nonlocal looked
             for read in figures.new():
-                entry = _corrected(read, plan, episodes)
+                entry = _correct_reward(read, plan, episodes)
                 steps.append(entry)
                 console.say(*step_lines(entry, total=plan.total_steps, seconds=seconds))
-                underway.told()
+                underway.reset()
             if seconds - looked >= _LOOK_EVERY_S:  # each look counts all episodes
                 looked = seconds
                 underway.show(stage.line())
@@ -287,10 +287,10 @@ def _run(plan: Plan, console: Console, *, time_limit_s: float, lock: int | None)
             stop=run.stop,
         )
         poll(ending.seconds)
-    return ending, merged(steps)
+    return ending, by_step(steps)
 
 
-def _corrected(entry: StepFigures, plan: Plan, episodes: KeptEpisodes) -> StepFigures:
+def _correct_reward(entry: StepFigures, plan: Plan, episodes: KeptEpisodes) -> StepFigures:
     """The figures with failed episodes left out of the training reward."""
     valid = [figures for figures in entry.specs.values() if "reward" in figures]
     if valid:  # rlenv's own figures leave them out already
@@ -302,7 +302,7 @@ def _corrected(entry: StepFigures, plan: Plan, episodes: KeptEpisodes) -> StepFi
     return without_failures(entry, failed=failed.get(entry.step, 0), episodes=plan.episodes_a_step)
 
 
-def _show(summary: Mapping[str, Any], steps: list[StepFigures], folder: Path, console: Console) -> None:
+def _show_end(summary: Mapping[str, Any], steps: list[StepFigures], folder: Path, console: Console) -> None:
     console.say("", plot_text(series(steps)), "")
     show_summary(summary, console)
     console.say(f"{summary['seconds']:.0f} s in all; summary.json, curve.png and its episodes in {folder}")
@@ -310,7 +310,7 @@ def _show(summary: Mapping[str, Any], steps: list[StepFigures], folder: Path, co
         console.say(f"trained policy: {summary['trained']}")
 
 
-def _explain(ending: Ending, run: Run, console: Console) -> None:
+def _explain_end(ending: Ending, run: Run, console: Console) -> None:
     """Say why a run did not finish, and how to go on with it."""
     log = run.folder / "verl.log"
     if ending.how == "interrupted" and run.stop.exists():

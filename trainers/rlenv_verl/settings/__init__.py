@@ -118,18 +118,18 @@ def compose(overrides: Sequence[str], *, name: str = "ppo_trainer") -> dict[str,
     keys = [item.lstrip("+").partition("=")[0] for item in overrides]
     if all("." in key and not set("~/@") & set(key) for key in keys):
         with suppress(UsageError):  # the files' own word of what is wrong follows
-            return _composed(overrides, name=_stored(name), is_resolved=True)
-    return _composed(overrides, name=name, is_resolved=True)
+            return _compose_node(overrides, name=_store_name(name), is_resolved=True)
+    return _compose_node(overrides, name=name, is_resolved=True)
 
 
 @cache
-def _stored(name: str) -> str:
+def _store_name(name: str) -> str:
     """The name in Hydra's store under which one of veRL's configurations stands whole.
 
     Hydra reads some thirty files for each configuration. They are read once, and overrides of single values are laid
     over what they made, at less than half of the processor time; one that chooses among files reads them again.
     """
-    node = _composed((), name=name, is_resolved=False)  # says so where veRL is not installed
+    node = _compose_node((), name=name, is_resolved=False)  # says so where veRL is not installed
     from hydra.core.config_store import ConfigStore
 
     ConfigStore.instance().store(name=f"rlenv_{name}", node=node)
@@ -148,12 +148,12 @@ def value_at(config: Mapping[str, Any], path: str) -> Any:
 def verl_keys() -> Mapping[str, Any] | None:
     """veRL's configuration as its files list it, interpolations as they stand; None where veRL is not installed."""
     try:
-        return _composed((), name="ppo_trainer", is_resolved=False)
+        return _compose_node((), name="ppo_trainer", is_resolved=False)
     except MissingExtra:
         return None
 
 
-def _composed(overrides: Sequence[str], *, name: str, is_resolved: bool) -> dict[str, Any]:
+def _compose_node(overrides: Sequence[str], *, name: str, is_resolved: bool) -> dict[str, Any]:
     package = importlib.util.find_spec("verl")
     if package is None or package.submodule_search_locations is None:
         raise MissingExtra("training with veRL", extra="verl")

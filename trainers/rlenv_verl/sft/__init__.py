@@ -128,12 +128,12 @@ def new_run(arguments: argparse.Namespace, *, model: str, folder: Path, started_
     if not folders:
         raise UsageError("name the data to train on: rlenv sft DATA --model M -o OUT", hint="`rlenv collect` makes it")
     preset, overrides = with_sft_keys(load_sft_preset(arguments.preset or "cpu"), overrides)
-    data, val = _data(folders, model), _data(arguments.val or [], model)
+    data, val = _data_of(folders, model), _data_of(arguments.val or [], model)
     own = _own_overrides(arguments, data, val, model=model, folder=folder)
     settings = compose_sft([*preset.overrides(), *own, *overrides])
     sizes = model_of(Path(model))
     most = arguments.max_length or (sizes and sizes.positions) or int(settings["data"]["max_length"])
-    rows, skipped, longest = _counted([*data, *val], most, skips=arguments.skip_long, train=len(data))
+    rows, skipped, longest = _count_rows([*data, *val], most, skips=arguments.skip_long, train=len(data))
     batch = int(settings["data"]["train_batch_size"])
     ranks = int(settings["trainer"]["n_gpus_per_node"]) * int(settings["trainer"]["nnodes"])
     an_epoch = _steps_an_epoch(rows, batch, ranks)
@@ -199,7 +199,7 @@ def _own_overrides(
         "trainer.seed": seed,
         "trainer.save_freq": arguments.save_every or -1,
         "trainer.test_freq": (arguments.val_every if val else None) or -1,
-        "checkpoint.save_contents": _saved(is_lora=arguments.lora is not None, keeps=arguments.save_every is not None),
+        "checkpoint.save_contents": _parts(is_lora=arguments.lora is not None, keeps=arguments.save_every is not None),
         "hydra.run.dir": str(folder / "hydra"),
     }
     if arguments.lr is not None:
@@ -244,7 +244,7 @@ def resumed_run(arguments: argparse.Namespace) -> tuple[SftRun, int]:
     return dataclasses.replace(run, **changed), newest.step
 
 
-def _data(folders: Sequence[str], model: str) -> list[Data]:
+def _data_of(folders: Sequence[str], model: str) -> list[Data]:
     """The data of folders, once it is this model's."""
     found = []
     for folder in folders:
@@ -253,7 +253,7 @@ def _data(folders: Sequence[str], model: str) -> list[Data]:
     return found
 
 
-def _saved(*, is_lora: bool, keeps: bool) -> list[str]:
+def _parts(*, is_lora: bool, keeps: bool) -> list[str]:
     """The parts of a checkpoint: the weights, and all that a run is where it shall be gone on from."""
     # Not `hf_model` with LoRA: veRL 0.9.1 writes base and adapter there under peft's names, which transformers does not
     # know; it would draw all weights at random. The shards are merged instead.
@@ -261,7 +261,7 @@ def _saved(*, is_lora: bool, keeps: bool) -> list[str]:
     return list(dict.fromkeys(["model", "optimizer", "extra", *weights])) if keeps else weights
 
 
-def _counted(data: Sequence[Data], most: int, *, skips: bool, train: int) -> tuple[int, int, int]:
+def _count_rows(data: Sequence[Data], most: int, *, skips: bool, train: int) -> tuple[int, int, int]:
     """Rows to train on, rows that are too long, and the tokens of the longest that is left.
 
     Raises UsageError: there are longer ones, and they may not be left out.
@@ -332,7 +332,7 @@ class RowsDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         given = [parquet_files] if isinstance(parquet_files, str) else list(parquet_files)
         is_held_out = all(name.startswith(HELD_OUT) for name in given)
         files = [name.removeprefix(HELD_OUT) for name in given]
-        rows = list(_short(files, int(config.max_length), skips=bool(config.rlenv_skip_long)))
+        rows = list(_short_rows(files, int(config.max_length), skips=bool(config.rlenv_skip_long)))
         if not rows:
             raise UsageError(f"{', '.join(files)}: no row is left to train on")
         torch.manual_seed(int(config.rlenv_seed))
@@ -341,7 +341,7 @@ class RowsDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
             missing = -len(rows) % int(config.train_batch_size)
             rows += [EncodedRow(rows[0].input_ids, (0,) * len(rows[0].loss_mask))] * missing
         else:
-            rows = ordered(rows, seed=int(config.rlenv_seed))
+            rows = shuffle_rows(rows, seed=int(config.rlenv_seed))
         self._rows = rows if max_samples < 0 else rows[:max_samples]
 
     def __len__(self) -> int:
@@ -356,14 +356,14 @@ class RowsDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         }
 
 
-def ordered(rows: Sequence[EncodedRow], *, seed: int) -> list[EncodedRow]:
+def shuffle_rows(rows: Sequence[EncodedRow], *, seed: int) -> list[EncodedRow]:
     """The rows in the order of a seed; veRL's sampler shuffles that order anew in each epoch."""
     found = list(rows)
     random.Random(seed).shuffle(found)
     return found
 
 
-def _short(files: Sequence[str], most: int, *, skips: bool) -> Iterator[EncodedRow]:
+def _short_rows(files: Sequence[str], most: int, *, skips: bool) -> Iterator[EncodedRow]:
     for row in rows_of(files):
         if len(row.input_ids) <= most:
             yield row

@@ -21,11 +21,11 @@ from rlenv.runs.folder import RunInfo
 from rlenv_train.launch import EXIT_STATUS, Ending, ending_lines, run_to_end
 from rlenv_train.progress import driving, plot_png, plot_text
 from rlenv_verl.export import versions, whole_checkpoints
-from rlenv_verl.run import inputs, locked
+from rlenv_verl.run import inputs, lock_folder
 from rlenv_verl.sft import SftRun, Step, new_run, read_steps, resumed_run
 
 
-def alone(store: Path) -> dict[str, str]:
+def lone_variables(store: Path) -> dict[str, str]:
     """The environment variables of a run of one process.
 
     It meets itself in a file: no port is needed where nobody else is met. veRL's Worker reads the master's address all
@@ -49,13 +49,13 @@ _TRAINER = "verl.trainer.sft_trainer"
 
 def main(argv: list[str]) -> int:
     """Train as `argv` says; returns the exit status (0 done, 1 failed, 2 wrong use, 130 interrupted)."""
-    return inputs.carried_out("sft", argv, inputs.sft_parser(), _sft)
+    return inputs.carried_out("sft", argv, inputs.sft_parser(), _run_sft)
 
 
-def _sft(arguments: argparse.Namespace, console: Console) -> int:
+def _run_sft(arguments: argparse.Namespace, console: Console) -> int:
     with ExitStack() as stack:
-        run, lock = (_taken_up if arguments.resume is not None else _new)(arguments, stack)
-        _say(run, console)
+        run, lock = (_taken_up if arguments.resume is not None else _new_run)(arguments, stack)
+        _say_run(run, console)
         if arguments.dry_run:
             text = inputs.command_text(_command(run), _variables(run, run.metrics), cwd=run.cwd)
             left = "nothing was written"
@@ -70,14 +70,14 @@ def _sft(arguments: argparse.Namespace, console: Console) -> int:
                 f"this run is for {run.machines} machines", hint="--dry-run prints the command to start on each of them"
             )
         ending = _train(run, console, lock=lock)
-        summary = finish(run, ending)
+        summary = finish_run(run, ending)
     console.say("", summary.curve, "", *summary.lines)
     if ending.how != "finished":
-        _explain(ending, run, console)
+        _explain_end(ending, run, console)
     return EXIT_STATUS[ending.how]
 
 
-def _new(arguments: argparse.Namespace, stack: ExitStack) -> tuple[SftRun, int | None]:
+def _new_run(arguments: argparse.Namespace, stack: ExitStack) -> tuple[SftRun, int | None]:
     if arguments.model is None or arguments.output is None:
         raise UsageError("name the model to start from with --model and the run's folder with -o")
     folder = arguments.output.resolve()
@@ -86,12 +86,12 @@ def _new(arguments: argparse.Namespace, stack: ExitStack) -> tuple[SftRun, int |
             f"{folder} holds a run already", hint=f"choose another folder, or go on with --resume {folder}"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    lock = stack.enter_context(locked(folder, wait_s=0.0))
+    lock = stack.enter_context(lock_folder(folder, wait_s=0.0))
     if not arguments.dry_run:
         stack.enter_context(driving(folder, RunInfo("sft", command=arguments.command, policy=arguments.model)))
     model = local_model(arguments.model, chat_template=arguments.chat_template, keep=folder / "model")
     run = new_run(arguments, model=model, folder=folder, started_in=os.getcwd())
-    return (run if arguments.dry_run else run.begun(0)), lock
+    return (run if arguments.dry_run else run.begin_attempt(0)), lock
 
 
 def _taken_up(arguments: argparse.Namespace, stack: ExitStack) -> tuple[SftRun, int | None]:
@@ -99,13 +99,13 @@ def _taken_up(arguments: argparse.Namespace, stack: ExitStack) -> tuple[SftRun, 
     folder = SftRun.load(arguments.resume).folder
     if arguments.dry_run:
         return resumed_run(arguments)[0], None
-    lock = stack.enter_context(locked(folder))
+    lock = stack.enter_context(lock_folder(folder))
     stack.enter_context(driving(folder))
     run, step = resumed_run(arguments)
-    return run.begun(step), lock
+    return run.begin_attempt(step), lock
 
 
-def _say(run: SftRun, console: Console) -> None:
+def _say_run(run: SftRun, console: Console) -> None:
     console.say(f"run folder  {run.folder}")
     left = f", {run.skipped} longer ones left out" if run.skipped else ""
     passes = run.steps / run.steps_an_epoch
@@ -128,7 +128,7 @@ def _command(run: SftRun) -> list[str]:
 
 
 def _variables(run: SftRun, metrics: Path) -> dict[str, str]:
-    own = alone(metrics.with_suffix(".store")) if run.machines == run.processes == 1 else {}
+    own = lone_variables(metrics.with_suffix(".store")) if run.machines == run.processes == 1 else {}
     return inputs.trainer_variables(run.folder, metrics, own=own, environment=run.environment)
 
 
@@ -144,7 +144,7 @@ def _train(run: SftRun, console: Console, *, lock: int | None) -> Ending:
             for step in steps if seconds < 0 else steps[:-1]:
                 if step.number not in told:
                     told.add(step.number)
-                    console.say(_line(step, run.steps))
+                    console.say(_step_line(step, run.steps))
             status.update(f"step {steps[-1].number} of {run.steps}, {seconds:.0f} s" if steps else "veRL is starting")
 
         metrics.with_suffix(".store").unlink(missing_ok=True)
@@ -162,7 +162,7 @@ def _train(run: SftRun, console: Console, *, lock: int | None) -> Ending:
     return ending
 
 
-def losses(steps: Sequence[Step]) -> dict[str, list[tuple[int, float]]]:
+def loss_curves(steps: Sequence[Step]) -> dict[str, list[tuple[int, float]]]:
     """The curves of a run."""
     curves = {"training loss": [(step.number, step.loss) for step in steps]}
     if held_out := [(step.number, step.val) for step in steps if step.val is not None]:
@@ -188,11 +188,11 @@ class Finished:
     trained: Path | None
 
 
-def finish(run: SftRun, ending: Ending) -> Finished:
+def finish_run(run: SftRun, ending: Ending) -> Finished:
     """Exports the last whole checkpoint to `trained/`, writes summary.json and curve.png, and the end into run.json."""
     steps = read_steps(run.metrics)
-    curves = losses(steps)
-    trained, step = _export(run)
+    curves = loss_curves(steps)
+    trained, step = _export_policy(run)
     tokens = sum(one.tokens or 0 for one in steps)
     summary = {
         **without_attempts(dataclasses.asdict(run)),
@@ -208,7 +208,7 @@ def finish(run: SftRun, ending: Ending) -> Finished:
         "trained_step": step,
         "versions": versions(*_PACKAGES),
     }
-    run.ends(ending.how, summary)
+    run.end_attempt(ending.how, summary)
     lines = [f"{ending.seconds:.0f} s in all; summary.json, metrics.jsonl and verl.log in {run.folder}"]
     if steps:
         plot_png(curves, run.folder / "curve.png", title=f"{run.folder.name}: loss of the trained tokens")
@@ -221,7 +221,7 @@ def finish(run: SftRun, ending: Ending) -> Finished:
     return Finished(plot_text(curves) if steps else "", tuple(lines), trained)
 
 
-def _export(run: SftRun) -> tuple[Path | None, int | None]:
+def _export_policy(run: SftRun) -> tuple[Path | None, int | None]:
     """The policy of the newest whole checkpoint, as a folder of its own."""
     whole = whole_checkpoints(run.checkpoints)
     if not whole:
@@ -252,7 +252,7 @@ def _export(run: SftRun) -> tuple[Path | None, int | None]:
     return target, newest.step
 
 
-def _line(step: Step, total: int) -> str:
+def _step_line(step: Step, total: int) -> str:
     parts = [f"step {step.number:>3}/{total}", f"loss {step.loss:.4f}"]
     if step.grad_norm is not None:
         parts.append(f"gradient {step.grad_norm:.2f}")
@@ -263,15 +263,15 @@ def _line(step: Step, total: int) -> str:
     return "  ".join(parts)
 
 
-def _explain(ending: Ending, run: SftRun, console: Console) -> None:
+def _explain_end(ending: Ending, run: SftRun, console: Console) -> None:
     """Say why a run did not finish, and how to go on with it."""
     log = run.folder / "verl.log"
-    console.say(*ending_lines(ending, log, last=lambda: _last(log, since=ending.log_from)))
+    console.say(*ending_lines(ending, log, last=lambda: _log_end(log, since=ending.log_from)))
     if run.keeps:
         console.say(f"go on with: rlenv sft --resume {run.folder}")
 
 
-def _last(log: Path, *, since: int) -> Iterator[str]:
+def _log_end(log: Path, *, since: int) -> Iterator[str]:
     """The end of a log that says why: what torchrun tells of its child's death comes behind the child's own words.
 
     Earlier attempts wrote above the byte `since`, torchrun's words of their deaths among them.

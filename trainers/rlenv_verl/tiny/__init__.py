@@ -55,7 +55,7 @@ def build_tokenizer(conversations: Sequence[_Conversation], folder: Path, *, mar
         ]
     )
     return train_tokenizer(
-        _texts(conversations, markers),
+        _plain_texts(conversations, markers),
         folder,
         split=split,
         control=CONTROL_TOKENS,
@@ -113,7 +113,7 @@ def train_tokenizer(
     return transformers.AutoTokenizer.from_pretrained(folder)
 
 
-def _texts(conversations: Sequence[_Conversation], markers: Sequence[str]) -> list[str]:
+def _plain_texts(conversations: Sequence[_Conversation], markers: Sequence[str]) -> list[str]:
     """The texts of the conversations between the tokens that stand alone."""
     import transformers
 
@@ -191,7 +191,7 @@ class Batch:
 
 def batch_of(rows: Sequence[EncodedRow], *, pad_id: int) -> Batch:
     """The rows as one batch."""
-    return Batch(_padded([row.input_ids for row in rows], pad_id), _padded([row.loss_mask for row in rows], 0) == 1)
+    return Batch(_pad_rows([row.input_ids for row in rows], pad_id), _pad_rows([row.loss_mask for row in rows], 0) == 1)
 
 
 def token_losses(model: Any, batch: Batch) -> torch.Tensor:
@@ -234,7 +234,7 @@ def take_step(
     return total / max(1, sum(batch.trained for batch in batches)), float(norm)
 
 
-def _padded(rows: Sequence[Sequence[int]], value: int) -> torch.Tensor:
+def _pad_rows(rows: Sequence[Sequence[int]], value: int) -> torch.Tensor:
     tensors = [torch.tensor(row, dtype=torch.int64) for row in rows]
     return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=value)
 
@@ -290,7 +290,7 @@ def warm_up(
         if step == switch:
             buckets = []
         if not buckets:
-            buckets = _buckets(clean if step < switch else mixed, batch=batch, rng=rng)
+            buckets = _length_buckets(clean if step < switch else mixed, batch=batch, rng=rng)
         rows = buckets.pop()
         for group in optimiser.param_groups:
             group["lr"] = _PEAK_RATE * min(1.0, (step + 1) / 30) * (1 - 0.9 * step / steps)
@@ -308,7 +308,7 @@ def warm_up(
     )
 
 
-def _buckets(examples: Sequence[EncodedRow], *, batch: int, rng: random.Random) -> list[list[EncodedRow]]:
+def _length_buckets(examples: Sequence[EncodedRow], *, batch: int, rng: random.Random) -> list[list[EncodedRow]]:
     """Eight batches of examples of about the same length each (a third less padding), in random order."""
     pool = sorted((rng.choice(examples) for _ in range(8 * batch)), key=lambda row: len(row.input_ids))
     buckets = [pool[start : start + batch] for start in range(0, len(pool), batch)]

@@ -17,7 +17,7 @@ from rlenv.errors import UsageError
 from rlenv.messages import Message
 from rlenv.tasks.rows import seed_of
 from rlenv.tokens import TokenEncoder
-from rlenv_train.lessons import EDITS_CALLS, Flaw, Gold, Lesson, gold_of, has_room, make_lesson, mixture, unasked
+from rlenv_train.lessons import EDITS_CALLS, Flaw, Gold, Lesson, gold_of, has_room, make_lesson, mixture, without_models
 from rlenv_verl.tiny import WarmupReport, build_tokenizer, new_model, save_model, warm_up
 
 DEFAULT_SPLIT = "warmup"
@@ -89,7 +89,7 @@ def make_tiny_policy(
 
     Equal arguments give equal weights on one machine, as long as playing does not reach its time limit. Several
     environments share one tokenizer and one warm start, in which each has as many lessons and as many steps as it would
-    have alone. No model is asked: see `unasked`.
+    have alone. No model is asked: see `without_models`.
 
     Args:
         environments: one or several compiled specs, each with an `oracle` and the hermes dialect.
@@ -102,18 +102,18 @@ def make_tiny_policy(
     """
     import torch
 
-    chosen = _teachable(environments)
+    chosen = _check_teachable(environments)
     started = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
     rng = random.Random(seed)
     cut: list[str] = []
-    taught = [asyncio.run(_collect(environment, split, settings, rng, progress, cut)) for environment in chosen]
+    taught = [asyncio.run(_collect_lessons(environment, split, settings, rng, progress, cut)) for environment in chosen]
     progress("making a tokenizer")
-    tokenizer = _tokenizer(chosen, taught, folder)
+    tokenizer = _make_tokenizer(chosen, taught, folder)
     progress("encoding the lessons")
-    clean, mixed = _examples(chosen, taught, TokenEncoder(tokenizer))
+    clean, mixed = _to_examples(chosen, taught, TokenEncoder(tokenizer))
     model = new_model(tokenizer)
     total = settings.steps * len(chosen)
     report = warm_up(
@@ -133,7 +133,7 @@ def make_tiny_policy(
     return TinyReport(parameters, len(tokenizer), len(lengths), max(lengths), seconds, tuple(cut), report)
 
 
-def _teachable(environments: Environment | Sequence[Environment]) -> list[Environment]:
+def _check_teachable(environments: Environment | Sequence[Environment]) -> list[Environment]:
     chosen = list(environments) if isinstance(environments, Sequence) else [environments]
     if not chosen:
         raise UsageError("a tiny policy is made for at least one environment; none was given")
@@ -147,11 +147,11 @@ def _teachable(environments: Environment | Sequence[Environment]) -> list[Enviro
     return chosen
 
 
-def _tokenizer(environments: Sequence[Environment], taught: Sequence[_Taught], folder: Path) -> Any:
+def _make_tokenizer(environments: Sequence[Environment], taught: Sequence[_Taught], folder: Path) -> Any:
     """The tokenizer of what is taught: the mixture, and half as many clean lessons."""
     return build_tokenizer(
         [
-            (_conversation(lesson), lesson.tools)
+            (_to_conversation(lesson), lesson.tools)
             for clean, mixed in taught
             for lesson in (*mixed, *clean[: len(mixed) // 2])
         ],
@@ -160,7 +160,7 @@ def _tokenizer(environments: Sequence[Environment], taught: Sequence[_Taught], f
     )
 
 
-def _examples(
+def _to_examples(
     environments: Sequence[Environment], taught: Sequence[_Taught], encoder: TokenEncoder
 ) -> tuple[list[EncodedRow], list[EncodedRow]]:
     """The clean lessons and the mixture of all environments, as rows."""
@@ -181,7 +181,7 @@ def _markers(environment: Environment) -> tuple[str, ...]:
     return (f"<{answer.tag}>", f"</{answer.tag}>") if answer.from_ == "tag" else ()
 
 
-async def _collect(
+async def _collect_lessons(
     environment: Environment,
     split: str | None,
     settings: WarmupSettings,
@@ -196,11 +196,11 @@ async def _collect(
     name = environment.spec.name
     begun = time.monotonic()
 
-    async def ended(what: str, works: Sequence[Callable[[], Awaitable[_T]]], share: float) -> list[_T | None]:
+    async def run_for_share(what: str, works: Sequence[Callable[[], Awaitable[_T]]], share: float) -> list[_T | None]:
         """The works that end within a share of the time."""
         deadline = begun + share * settings.play_s
         total = f"{len(works):,}"
-        results = await _within(
+        results = await _run_until(
             works,
             deadline=deadline,
             at_once=settings.at_once,
@@ -211,11 +211,11 @@ async def _collect(
         return results
 
     async with environment:
-        with unasked(environment) as is_whole:
+        with without_models(environment) as is_whole:
             tasks = rng.sample(range(rows := len(environment.tasks(split))), min(rows, settings.golds))
             gold = partial(gold_of, environment, oracle, split=split, is_scored=is_whole)
             played = [partial(gold, task=task, seed=seed_of(0, split, task)) for task in tasks]
-            golds = [gold for gold in await ended("episodes of the oracle", played, 0.5) if gold is not None]
+            golds = [gold for gold in await run_for_share("episodes of the oracle", played, 0.5) if gold is not None]
         if not golds:
             raise UsageError(f"the oracle of {name} never has a turn in '{split}'")
 
@@ -231,19 +231,19 @@ async def _collect(
         plan = [planned(rng.choice(golds), None) for _ in range(settings.mixed)]
         drillable = [gold for gold in golds if has_room(Flaw.DRILL, gold, other=gold)]
         drill_plan = [planned(rng.choice(drillable), Flaw.DRILL)[1] for _ in range(settings.drills if drillable else 0)]
-        with unasked(environment, is_scored=False):
+        with without_models(environment, is_scored=False):
             gold_lessons = [await make() for make in (planned(gold, Flaw.NONE)[1] for gold in golds)]
             edited = [make for flaw, make in plan if flaw in EDITS_CALLS]
-            made = dict(zip(edited, await ended("episodes with edited calls", edited, 0.75), strict=True))
-            drills = [one for one in await ended("drills", drill_plan, 1.0) if one is not None]
+            made = dict(zip(edited, await run_for_share("episodes with edited calls", edited, 0.75), strict=True))
+            drills = [one for one in await run_for_share("drills", drill_plan, 1.0) if one is not None]
             mixed = [(flaw, made[make] if make in made else await make()) for flaw, make in plan]
     shown = _ByLength([lesson for lesson in gold_lessons if lesson is not None])
     drilled = _ByLength(drills) if drills else shown
     clean = [(drilled if rng.random() < settings.drill_share else shown).draw(rng) for _ in range(settings.clean)]
-    return clean, _filled(mixed, rng)
+    return clean, _fill_gaps(mixed, rng)
 
 
-async def _within(
+async def _run_until(
     works: Sequence[Callable[[], Awaitable[_T]]], *, deadline: float, at_once: int, on_end: Callable[[int], None]
 ) -> list[_T | None]:
     """The result of each of `works`, None for one that has not ended by `deadline`; the first of all is waited for."""
@@ -275,7 +275,7 @@ async def _within(
     return results
 
 
-def _filled(lessons: Sequence[tuple[Flaw, Lesson | None]], rng: random.Random) -> list[Lesson]:
+def _fill_gaps(lessons: Sequence[tuple[Flaw, Lesson | None]], rng: random.Random) -> list[Lesson]:
     """The lessons, with another one of the same flaw for each that was not played: the shares stay as they are."""
     known: dict[Flaw, list[Lesson]] = {}
     for flaw, lesson in lessons:
@@ -304,7 +304,7 @@ class _ByLength:
         return rng.choice(rng.choices(self.groups, self.weights)[0])
 
 
-def _conversation(lesson: Lesson) -> list[dict[str, Any]]:
+def _to_conversation(lesson: Lesson) -> list[dict[str, Any]]:
     messages = [message.as_dict() for message in lesson.prompt]
     for action, observation in lesson.turns:
         messages.append(Message("assistant", action).as_dict())
