@@ -152,7 +152,6 @@ def check_hostile(
     seed: int = 0,
     set: Mapping[str, Any] | None = None,
     policy: Callable[[Environment], Policy] | None = None,
-    honest: Callable[[Environment], Policy] | None = None,
     split: str | None = None,
     at_once: int = 4,
     stall_s: float = 0.1,
@@ -163,14 +162,13 @@ def check_hostile(
 
     No action holds the loop longer than `stall_s` of CPU time, memory grows by at most `growth_mb`, no reward of a
     hostile episode is invalid, nothing raises, no record is larger than `record_mb` beyond the policy's own words,
-    and honest episodes beside earn what they earn alone. Call it outside of an event loop: it runs one of its own,
-    whose passes it measures.
+    and the oracle's episodes beside earn what they earn alone. Call it outside of an event loop: it runs one of its
+    own, whose passes it measures.
 
     Args:
         spec: a spec's file or name, or an environment, which is closed at the end.
         set: values that replace keys of the spec; shorter time limits make an attack shorter.
         policy: what attacks; a HostilePolicy with `seed` by default.
-        honest: what plays beside; the spec's oracle by default, nobody where there is none.
         split: whose tasks are played; the first split by default.
 
     Raises:
@@ -178,11 +176,7 @@ def check_hostile(
     """
     environment = environment_of(spec, set=set)
     attacker = policy(environment) if policy is not None else HostilePolicy(environment, seed=seed)
-    if honest is not None:
-        beside: Policy | None = honest(environment)
-    else:
-        has_oracle = bool(environment.spec.oracle)
-        beside = environment.oracle() if has_oracle else None
+    beside = environment.oracle() if environment.spec.oracle else None
     report = attack(environment, attacker, beside, actions=actions, seed=seed, split=split, at_once=at_once)
     faults = report.faults(stall_s=stall_s, growth_mb=growth_mb, record_mb=record_mb)
     assert not faults, f"{report.spec} gave way under {report.actions} hostile actions\n" + "\n".join(faults)

@@ -57,13 +57,12 @@ def reward_context(
     turns: Sequence[Turn] | None = None,
     call: Callable[[str, Mapping[str, Any]], Awaitable[ToolResult]] = _no_call,
     resources: Mapping[str, Any] | None = None,
-    variables: Mapping[str, Any] | None = None,
     reason: str = "",
 ) -> RewardContext:
     """The context of a term; `turns` is by default the one turn that holds the answer as its text."""
     if turns is None:
         turns = (turn(answer or ""),)
-    return RewardContext(task or {}, (), turns, answer, resources or {}, variables or {}, call, reason)
+    return RewardContext(task or {}, (), turns, answer, resources or {}, {}, call, reason)
 
 
 def compile_term(
