@@ -17,7 +17,7 @@ from rlenv.audit import place_rules as rules
 from rlenv.audit import probes as probing
 from rlenv.audit.play import Chapter, Leak, ScriptPlayer
 from rlenv.audit.subject import Action, Aim, AuditSubject, aim_of, call_key, texts_of, tools_of
-from rlenv.episodes.rollout import together
+from rlenv.episodes.rollout import gather_all
 from rlenv.messages import ToolCall, ToolResult
 from rlenv.tools.base import Tool
 
@@ -287,7 +287,7 @@ async def _doc_leaks(player: ScriptPlayer, subjects: Sequence[AuditSubject], gol
         ):
             continue
         asked = [list(_document_probes(tool, *one)) for one in zip(own, golds, strict=True)]
-        told = await together([_probe_results(player, *one) for one in zip(subjects, asked, strict=True)])
+        told = await gather_all([_probe_results(player, *one) for one in zip(subjects, asked, strict=True)])
         read = [probing.split_pieces("\n".join(result.text for _, result in one.oracle_calls())) for one in subjects]
         texts = [probing.split_pieces("\n".join(result.text for result in one.values())) for one in told]
         if proof_beside(read, own, golds) is None:
@@ -307,7 +307,7 @@ async def _ask_tools(
 ) -> tuple[list[ResultsByLabel], list[str]]:
     """The answers of tools to anything: all calls on a few tasks, and on the others those that said a gold on some."""
     scouts, began = subjects[:_SCOUTS], time.process_time()
-    told = await together([_ask_on_task(player, subject) for subject in scouts])
+    told = await gather_all([_ask_on_task(player, subject) for subject in scouts])
     said = Counter(
         label
         for results, gold in zip(told, golds, strict=False)
@@ -322,7 +322,7 @@ async def _ask_tools(
                 f"tools were asked for golds on {start} tasks, since that took {_PROBING_S:g} s of the processor"
             )
             break
-        told += await together([_ask_on_task(player, subject, kept) for subject in subjects[start : start + _SCOUTS]])
+        told += await gather_all([_ask_on_task(player, subject, kept) for subject in subjects[start : start + _SCOUTS]])
     return [*told, *({} for _ in subjects[len(told) :])], notes
 
 

@@ -15,11 +15,11 @@ from rlenv.audit.report import Hole
 from rlenv.audit.subject import Action, AuditSubject
 from rlenv.calls.executor import Executor
 from rlenv.episodes.environment import Environment
-from rlenv.episodes.rollout import together
+from rlenv.episodes.rollout import gather_all
 from rlenv.errors import EpisodeError
 from rlenv.language.spec import FaultsSpec
 from rlenv.messages import MalformedCall, Message, ToolCall, ToolResult
-from rlenv.policies.scripted import resumed
+from rlenv.policies.scripted import resume_with
 from rlenv.tools.base import Tool, ToolContext, policy_of
 from rlenv.trajectory import Trajectory, Turn
 
@@ -188,7 +188,7 @@ class ScriptPlayer:
         """One rule on these tasks; those for which it writes nothing are left out."""
         scripts = [(subject, write(subject)) for subject in subjects]
         played = [(subject, script) for subject, script in scripts if script or not isinstance(script, (list, tuple))]
-        ended = await together([self._play_once(subject, script) for subject, script in played])
+        ended = await gather_all([self._play_once(subject, script) for subject, script in played])
         keys = [(subject.gold.split, subject.gold.task_index) for subject, _ in played]
         return dict(zip(keys, ended, strict=True))
 
@@ -215,7 +215,7 @@ class ScriptPlayer:
                     # As text, so that the dialect reads what an adversary would have had to write.
                     render = environment.parts.dialect.render_action
                     await episode.step(render(action) if isinstance(action, Message) else action)
-                    action = resumed(actions, _answer_to_action(episode.turns[-1]) if episode.turns else ())
+                    action = resume_with(actions, _answer_to_action(episode.turns[-1]) if episode.turns else ())
                 ended = episode.trajectory if episode.is_ended else await episode.truncate("script")
             except EpisodeError as error:
                 ended = episode.fail(error.reason, str(error))

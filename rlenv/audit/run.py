@@ -35,7 +35,7 @@ from rlenv.audit.variants import variant_scripts
 from rlenv.audit.verdicts import share_of
 from rlenv.endpoints import Endpoint
 from rlenv.episodes.environment import Environment
-from rlenv.episodes.rollout import Job, rollout, together
+from rlenv.episodes.rollout import Job, gather_all, rollout
 from rlenv.errors import UsageError
 from rlenv.policies.scripted import RandomPolicy
 from rlenv.rewards.judge import JudgeSpec
@@ -358,7 +358,7 @@ async def _play(player: ScriptPlayer, subjects: Sequence[AuditSubject], write: W
         return way
 
     # Together: what waits for a program that hangs keeps nobody else waiting.
-    return await together([play_numbered(number) for number in range(max(map(len, scripts.values()), default=0))])
+    return await gather_all([play_numbered(number) for number in range(max(map(len, scripts.values()), default=0))])
 
 
 async def _play_variants(player: ScriptPlayer, chapter: Chapter, subjects: Sequence[AuditSubject]) -> None:

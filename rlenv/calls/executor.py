@@ -26,7 +26,7 @@ from rlenv.calls.runner import Runner
 from rlenv.calls.taped import broken, ended, failed, late, not_run, quick_result, refused, slow_result
 from rlenv.concurrency.deadline import CallSlots, Expired, begin
 from rlenv.concurrency.lanes import Lane, entered, here
-from rlenv.concurrency.scope import ended as all_ended
+from rlenv.concurrency.scope import cancel_all as all_ended
 from rlenv.concurrency.threads import ThreadPool
 from rlenv.dialects.base import MANY, MAX_VALUES
 from rlenv.errors import EpisodeError, ToolFailed

@@ -247,7 +247,7 @@ class _Script:
             if _reads_results(step.call):
                 return None
             try:
-                groups = golds.read_calls(golds.filled(step.call, values), self._known(count))
+                groups = golds.read_calls(golds.fill_calls(step.call, values), self._known(count))
             except (PolicyError, TemplateError) as error:
                 return self._fault_at(path, f"the call fails for {where}: {error}", "name a column that holds calls")
             count.turns += len(groups)

@@ -80,7 +80,7 @@ class AuditCommand(WithSpec, WithPrices, WithReader):
         """Exit code 1 where a fault was found, 0 otherwise."""
         environment = load(self.spec, set=self.overrides)
         if self.judge:
-            return judged(self, environment)
+            return judge_labels(self, environment)
         if self.run is not None or self.against is not None:
             raise UsageError("--run and --against go with --judge")
         thresholds = Thresholds(self.max_adversary, self.max_alike)
@@ -113,8 +113,8 @@ class AuditCommand(WithSpec, WithPrices, WithReader):
         with counting(self.prices) as so_far:
             report = asyncio.run(main())
         spending = so_far()
-        if not written(self, {**report.as_dict(), "usage": plain(spending)}):
-            _show(Console(highlight=False), report)
+        if not write_report(self, {**report.as_dict(), "usage": plain(spending)}):
+            _show_report(Console(highlight=False), report)
             show_spending_line(Console(highlight=False), spending)
         return 0 if report.passes else 1
 
@@ -180,7 +180,7 @@ def _show_attacker(console: Console, attacker: AttackerReport | None) -> None:
     console.print(table)
 
 
-def _show(console: Console, report: AuditReport) -> None:
+def _show_report(console: Console, report: AuditReport) -> None:
     tasks = ", ".join(f"{count} of {split}" for split, count in report.tasks.items())
     title = f"{report.environment} · the oracle on {tasks}: {figure(report.oracle_reward)}"
     console.print(escape(title), soft_wrap=True)
@@ -205,7 +205,7 @@ def _show(console: Console, report: AuditReport) -> None:
     console.print("[green]passes[/green]" if report.passes else f"[red]{len(report.findings)} findings[/red]")
 
 
-def written(args: AuditCommand, report: Mapping[str, Any]) -> bool:
+def write_report(args: AuditCommand, report: Mapping[str, Any]) -> bool:
     """Writes the report where it was asked for; True where it went to standard output."""
     text = json.dumps(report, indent=2) + "\n"
     if args.out:
@@ -215,7 +215,7 @@ def written(args: AuditCommand, report: Mapping[str, Any]) -> bool:
     return bool(args.json)
 
 
-def judged(args: AuditCommand, environment: Environment) -> int:
+def judge_labels(args: AuditCommand, environment: Environment) -> int:
     """Exit code 1 where holding a judge to labels found a fault, 0 otherwise.
 
     Raises:
@@ -251,7 +251,7 @@ def judged(args: AuditCommand, environment: Environment) -> int:
         message = f"the judge has not scored all anchors within {args.time_limit:g} s"
         raise UsageError(message, hint="raise --time-limit or give fewer anchors") from None
     spending = so_far()
-    if not written(args, {**report.as_dict(), "usage": plain(spending)}):
+    if not write_report(args, {**report.as_dict(), "usage": plain(spending)}):
         _show_judge(Console(highlight=False), report)
         show_spending_line(Console(highlight=False), spending)
     return 0 if report.passes else 1
@@ -295,7 +295,7 @@ def _beside_verifiers(args: AuditCommand, run: str, environment: Environment) ->
     if unknown := [name for name in against if name not in rewards]:
         raise UsageError(f"no term is called '{unknown[0]}'; there are: {', '.join(rewards)}")
     found = disagreement(recorded(run), judge=judge, against=against)
-    if not written(args, {"disagreements": files.plain(found)}):
+    if not write_report(args, {"disagreements": files.plain(found)}):
         console = Console(highlight=False)
         for one in found:
             _show_disagreement(console, one)
@@ -313,8 +313,8 @@ def _show_disagreement(console: Console, found: Disagreement) -> None:
     ):
         console.print(escape(f"{what}: {count} of {of}"), soft_wrap=True)
         for one in listed:
-            console.print(escape(f"  {_said(one)}"), soft_wrap=True)
+            console.print(escape(f"  {_differing_line(one)}"), soft_wrap=True)
 
 
-def _said(one: Differing) -> str:
+def _differing_line(one: Differing) -> str:
     return f"{one.split}/{one.task_index} seed {one.seed}: judge {figure(one.value)}, term {figure(one.verified)}"

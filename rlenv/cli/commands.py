@@ -35,7 +35,7 @@ class Entry:
         Raises:
             MissingExtra: it is the trainer's, which is not installed.
         """
-        return cast("type[Options]", _at(self.place, f"rlenv {name}"))
+        return cast("type[Options]", _object_at(self.place, f"rlenv {name}"))
 
     def main_of(self, name: str) -> object:
         """The function that reads the arguments itself, None where the record does.
@@ -43,10 +43,10 @@ class Entry:
         Raises:
             MissingExtra: it is the trainer's, which is not installed.
         """
-        return _at(self.main, f"rlenv {name}") if self.main else None
+        return _object_at(self.main, f"rlenv {name}") if self.main else None
 
 
-def _at(place: str, wanted_by: str) -> object:
+def _object_at(place: str, wanted_by: str) -> object:
     module, _, name = place.partition(":")
     if module.startswith("@"):
         from rlenv.models import adapter
@@ -55,13 +55,13 @@ def _at(place: str, wanted_by: str) -> object:
     return getattr(importlib.import_module(f"rlenv.{module}"), name)
 
 
-def _entry(told: Mapping[str, Any]) -> Entry:
-    modes = {word: _entry(mode) for word, mode in told.get("modes", {}).items()}
+def _to_entry(told: Mapping[str, Any]) -> Entry:
+    modes = {word: _to_entry(mode) for word, mode in told.get("modes", {}).items()}
     return Entry(told["summary"], told.get("place", ""), modes, told.get("main", ""))
 
 
 _TABLE: Final = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-COMMANDS: Final[Mapping[str, Entry]] = {name: _entry(told) for name, told in _TABLE.items()}
+COMMANDS: Final[Mapping[str, Entry]] = {name: _to_entry(told) for name, told in _TABLE.items()}
 
 ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
     "dialects": ("list", "dialects"),

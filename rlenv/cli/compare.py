@@ -53,19 +53,19 @@ class CompareCommand(Options):
         if self.power is not None and not 0 < self.power < 1:
             raise UsageError("--power is between 0 and 1", hint="0.05 is five points")
         a, b = _rows_of(self.a), _rows_of(self.b)
-        found: dict[str, Any] = {"a": self.a, "b": self.b, "lock": _locks(self.a, self.b), **compare_runs(a, b)}
+        found: dict[str, Any] = {"a": self.a, "b": self.b, "lock": _lock_changes(self.a, self.b), **compare_runs(a, b)}
         if not found["pairs"]:
             raise UsageError(f"{self.a} and {self.b} share no task", hint="runs of one spec and split do")
         if found["unlike"] and not self.anyway:
             raise UsageError(f"these are not two runs of the same tasks: {found['unlike']}", hint=_ANYWAY)
         if self.power is not None:
             found["power"] = {"difference": self.power, "tasks": list(map(asdict, pilot_counts(a, b, self.power)))}
-        problem = _problem(found["success"], self.min_change)
+        problem = _find_problem(found["success"], self.min_change)
         found["problem"] = problem
         if self.json:
             write_json(found)
         else:
-            _show(self, found)
+            _show_change(self, found)
         if problem:
             write_error(f"rlenv compare: {problem}\n")
         return 1 if problem else 0
@@ -78,7 +78,7 @@ def _rows_of(name: str) -> Snapshot:
     return Snapshot(reader_of(name))
 
 
-def _problem(success: dict[str, Any], least: float | None) -> str:
+def _find_problem(success: dict[str, Any], least: float | None) -> str:
     from rlenv.runs.figures.change import LEVEL
 
     change = success["change"]
@@ -86,12 +86,12 @@ def _problem(success: dict[str, Any], least: float | None) -> str:
         return "no pair has two valid episodes, so that nothing is known of success"
     if least is None:
         if change < 0 and success["p"] < LEVEL:
-            return f"success is worse by {figure(-change)} (p {_p(success['p'])})"
+            return f"success is worse by {figure(-change)} (p {_p_text(success['p'])})"
         return ""
     return f"success changed by {change:+.3f}, which is less than {least:+g}" if change < least else ""
 
 
-def _locks(a: str, b: str) -> dict[str, Any]:
+def _lock_changes(a: str, b: str) -> dict[str, Any]:
     """The differences between the locks of two runs; `known` is false where one has no lock."""
     locks = [_lock(a), _lock(b)]
     if locks[0] is None or locks[1] is None:
@@ -108,11 +108,11 @@ def _lock(name: str) -> Lock | None:
     return locks[last_of(locks, info.lock if info else "")] if locks else None
 
 
-def _p(p: float) -> str:
+def _p_text(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def _show(args: CompareCommand, found: dict[str, Any]) -> None:
+def _show_change(args: CompareCommand, found: dict[str, Any]) -> None:
     _show_locks(found["lock"])
     pairs, alone = found["pairs"], found["unpaired"]
     how = "task and sample" + ("" if found["paired_by"] == "seed" else ", of which some have other seeds")
@@ -122,7 +122,7 @@ def _show(args: CompareCommand, found: dict[str, Any]) -> None:
     if found["asked_otherwise"]:
         write(f"{found['asked_otherwise']} of these were asked something else in B\n")
     head = ("", "A", "B", "change", "95 % interval", "p", "over")
-    rows = [_row(name, one) for name, one in _figures(found)]
+    rows = [_row(name, one) for name, one in _figure_rows(found)]
     if args.text:
         for row in rows:
             write("  ".join(f"{key} {value}".strip() for key, value in zip(head, row, strict=True) if value) + "\n")
@@ -194,7 +194,7 @@ def _print_rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     Console(highlight=False).print(table)
 
 
-def _figures(found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+def _figure_rows(found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     terms = [(f"  {name}", one) for name, one in found["terms"].items()]
     return [("success", found["success"]), ("reward", found["reward"]), *terms]
 
@@ -206,7 +206,7 @@ def _row(name: str, one: dict[str, Any]) -> tuple[str, ...]:
     over = f"{one['pairs']} pairs, {one['tasks']} tasks"
     lacks = "without a value" if name[0] == " " else "invalid"  # a term that was skipped is not invalid
     over += f"; {one['invalid']} {lacks} left out" if one["invalid"] else ""
-    p = _p(one["p"]) + ("" if one["p_by"] == "exact" else f" ({one['p_by']})")
+    p = _p_text(one["p"]) + ("" if one["p_by"] == "exact" else f" ({one['p_by']})")
     return (name, figure(one["a"]), figure(one["b"]), signed, interval, p, over)
 
 
@@ -220,12 +220,12 @@ def _show_locks(lock: dict[str, Any]) -> None:
         return
     write(f"what made them differs in {len(differences)} place{'s' if len(differences) > 1 else ''}\n")
     for one in differences[:_LISTED]:
-        write(f"  {one['section']}.{one['key']}: {_short(one['a'])} → {_short(one['b'])}\n")
+        write(f"  {one['section']}.{one['key']}: {_short_text(one['a'])} → {_short_text(one['b'])}\n")
     if len(differences) > _LISTED:
         write(f"  and {len(differences) - _LISTED} more: rlenv runs lock diff A B\n")
 
 
-def _short(value: Any) -> str:
+def _short_text(value: Any) -> str:
     text = "–" if value is None else str(value)
     return text if len(text) <= 40 else f"{text[:37]}…"
 
@@ -256,7 +256,7 @@ class PlanCommand(Options):
         if self.run is not None:
             if self.icc is not None:
                 raise UsageError("--icc goes with --rate: a run shows its own", hint="leave it out")
-            before = _of_run(self.run)
+            before = _spread_of(self.run)
         else:
             icc, rate = self.icc or 0.0, self.rate or 0.0
             if not 0 <= icc <= 1:
@@ -290,7 +290,7 @@ class PlanCommand(Options):
         return 0
 
 
-def _of_run(name: str) -> Any:
+def _spread_of(name: str) -> Any:
     from rlenv.runs.figures.paired import spread_of_run
 
     return spread_of_run(_rows_of(name))

@@ -73,21 +73,21 @@ class EvalCommand(WithSpec, WithPolicy, WithOut, WithRecord, WithPrices):
         with Progress(*columns, console=console, disable=self.json or not console.is_terminal) as progress:
             bar = progress.add_task(f"{self.spec} · {self.policy}", total=None)
 
-            def ended(_: Trajectory, done: int, total: int) -> None:
+            def on_end(_: Trajectory, done: int, total: int) -> None:
                 progress.update(bar, completed=done, total=total)
 
             options = given(self, *_OPTIONS)
-            done = evaluate(_source(self), self.choice, set=self.overrides, on_end=ended, say=say, **options)
+            done = evaluate(_source_of(self), self.choice, set=self.overrides, on_end=on_end, say=say, **options)
         if self.json:
             write_json(done.figures)
         else:
-            _show(Console(), done, self.policy)
+            _show_summary(Console(), done, self.policy)
             _show_worst(Console(highlight=False), done, self.out)
-        code = _verdict(self, done.summary, done.trajectories)
+        code = _exit_code(self, done.summary, done.trajectories)
         return 1 if done.figures.get("not_kept") else code
 
 
-def _source(args: EvalCommand) -> str | Environment:
+def _source_of(args: EvalCommand) -> str | Environment:
     """The spec, or the environment of the server whose address it is."""
     if not args.spec.startswith(("http://", "https://")):
         return args.spec
@@ -98,7 +98,7 @@ def _source(args: EvalCommand) -> str | Environment:
     return RemoteEnvironment(args.spec)
 
 
-def _verdict(args: EvalCommand, summary: Summary, trajectories: Sequence[Trajectory]) -> int:
+def _exit_code(args: EvalCommand, summary: Summary, trajectories: Sequence[Trajectory]) -> int:
     problems = []
     why: list[str] = []
     share = summary.invalid / summary.episodes if summary.episodes else 0.0
@@ -118,11 +118,11 @@ def _verdict(args: EvalCommand, summary: Summary, trajectories: Sequence[Traject
     return 1 if problems else 0
 
 
-def _interval(found: tuple[float, float] | None) -> str:
+def _interval_text(found: tuple[float, float] | None) -> str:
     return "" if found is None else f"95 % interval {figure(found[0])} to {figure(found[1])}"
 
 
-def _show(console: Console, done: Evaluation, policy: str) -> None:
+def _show_summary(console: Console, done: Evaluation, policy: str) -> None:
     environment, summary = done.environment, done.summary
     title = f"{environment.id} · {policy} · {done.split} · {summary.episodes} episodes in {summary.seconds:.1f} s"
     console.print(escape(title), soft_wrap=True, highlight=False)
@@ -144,21 +144,21 @@ def _show(console: Console, done: Evaluation, policy: str) -> None:
 
 
 def _show_figures(table: Table, environment: Environment, summary: Summary) -> None:
-    table.add_row("reward", figure(summary.reward_mean), _notes(summary.reward_interval, _over(summary, "reward")))
+    table.add_row("reward", figure(summary.reward_mean), _notes(summary.reward_interval, _base(summary, "reward")))
     for name, mean in summary.terms.items():
         weight = environment.spec.rewards[name].weight
         notes = ["weight by row" if isinstance(weight, str) else f"weight {weight:g}"]
-        notes += [_interval(summary.terms_interval[name])]
+        notes += [_interval_text(summary.terms_interval[name])]
         notes += [f"invalid {summary.terms_invalid[name]}"] if summary.terms_invalid[name] else []
         notes += [f"skipped {summary.terms_skipped[name]}"] if summary.terms_skipped[name] else []
         table.add_row(f"  {escape(name)}", figure(mean), _notes(None, *notes))
-    table.add_row("success", figure(summary.success_rate), _notes(summary.success_interval, _over(summary, "success")))
+    table.add_row("success", figure(summary.success_rate), _notes(summary.success_interval, _base(summary, "success")))
     for name, group in summary.groups.items():
         over = f"{group.episodes} episodes" + (f", invalid {group.invalid}" if group.invalid else "")
         table.add_row(f"  {escape(name)}", figure(group.success_rate), _notes(group.success_interval, over))
     if len(summary.groups) > 1:
         note = f"each of {len(summary.groups)} groups counts alike"
-        notes = [note, _interval(summary.groups_success_interval)]
+        notes = [note, _interval_text(summary.groups_success_interval)]
         table.add_row("  mean of these", figure(summary.groups_success_mean), _notes(None, *notes))
     _show_passes(table, "pass@", summary.pass_at_k)
     _show_passes(table, "pass^", summary.pass_hat_k)
@@ -176,10 +176,10 @@ def _show_passes(table: Table, name: str, passes: Mapping[int, PassAtK]) -> None
 
 def _notes(interval: tuple[float, float] | None, *notes: str) -> str:
     """The notes, and behind them an interval, which says nothing of what is not known."""
-    return ", ".join(note for note in (*notes, _interval(interval)) if note)
+    return ", ".join(note for note in (*notes, _interval_text(interval)) if note)
 
 
-def _over(summary: GroupSummary, name: str) -> str:
+def _base(summary: GroupSummary, name: str) -> str:
     """The base of a mean, where it leaves episodes out, and the bounds that it would have over all."""
     valid, bounds = getattr(summary, f"{name}_valid"), getattr(summary, f"{name}_bounds")
     if valid == summary.episodes:
@@ -238,7 +238,7 @@ class BenchCommand(WithSpec, WithPolicy, WithPrices):
         environment = load(self.spec, set=self.overrides)
         split = self.split or next(iter(environment.spec.tasks))
         with counting(self.prices) as so_far:
-            rows, latency = asyncio.run(_measure(environment, self, split))
+            rows, latency = asyncio.run(_measure_bench(environment, self, split))
         spending = so_far()
         machine = {"rlenv": rlenv.__version__, "python": platform.python_version(), "machine": platform.platform()}
         if self.json:
@@ -266,7 +266,7 @@ class BenchCommand(WithSpec, WithPolicy, WithPrices):
         return 1 if any(row.invalid for row in rows) else 0
 
 
-async def _measure(
+async def _measure_bench(
     environment: Environment, args: BenchCommand, split: str
 ) -> tuple[list[BenchFigures], dict[str, Latency]]:
     policy = args.choice.make(environment, concurrency=max(args.concurrency))
@@ -278,13 +278,13 @@ async def _measure(
     async with aclosing(policy), environment:
         await rollout(environment, policy, jobs[:4], concurrency=4)  # indexes and servers are up after this
         for concurrency in args.concurrency:
-            figures, trajectories = await _once(environment, policy, jobs, concurrency)
+            figures, trajectories = await _bench_once(environment, policy, jobs, concurrency)
             rows.append(figures)
             latency = dict(summarise(trajectories, seconds=figures.wall_s).latency)
     return rows, latency
 
 
-async def _once(
+async def _bench_once(
     environment: Environment, policy: Policy, jobs: Sequence[Job], concurrency: int
 ) -> tuple[BenchFigures, list[Trajectory]]:
     cpu, wall = time.process_time(), time.perf_counter()
@@ -321,16 +321,16 @@ def invalid_lines(trajectories: Sequence[Trajectory]) -> list[str]:
     for trajectory in trajectories:
         if trajectory.reward.total is None:
             failure = trajectory.failure
-            why = ("reward", _terms(trajectory)) if failure is None else (failure.reason, failure.message)
+            why = ("reward", _term_errors(trajectory)) if failure is None else (failure.reason, failure.message)
             found.setdefault(why, []).append(trajectory)
     ordered = sorted(found.items(), key=lambda item: -len(item[1]))
-    lines = [_line(reason, message, one) for (reason, message), one in ordered[:_LISTED]]
+    lines = [_failure_line(reason, message, one) for (reason, message), one in ordered[:_LISTED]]
     if len(ordered) > _LISTED:
         lines.append(f"… and {len(ordered) - _LISTED} more reasons")
     return lines
 
 
-def _line(reason: str, message: str, trajectories: Sequence[Trajectory]) -> str:
+def _failure_line(reason: str, message: str, trajectories: Sequence[Trajectory]) -> str:
     first = trajectories[0]
     more = f" and {len(trajectories) - 1} more" if len(trajectories) > 1 else ""
     text = cut_end(message, _SHOWN_CHARS)
@@ -338,6 +338,6 @@ def _line(reason: str, message: str, trajectories: Sequence[Trajectory]) -> str:
     return line.replace("\n", " ")
 
 
-def _terms(trajectory: Trajectory) -> str:
+def _term_errors(trajectory: Trajectory) -> str:
     bad = [f"{term.name}: {term.error}" for term in trajectory.reward.terms.values() if term.status == "invalid"]
     return "; ".join(bad)

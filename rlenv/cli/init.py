@@ -50,7 +50,7 @@ class InitCommand(Options):
         name = re.sub(r"[^a-z0-9_-]+", "-", folder.resolve().name.lower()).strip("-")
         if not name:
             raise UsageError(f"'{self.folder}' gives no name", hint="use letters and digits")
-        files = _files(name) if self.source is None else _files_from(name, self.source, folder)
+        files = _starter_files(name) if self.source is None else _files_from(name, self.source, folder)
         _write_new(folder, files)
         spec = folder / f"{name}.yaml"
         more = f" and {len(files) - _MOST_NAMED} more files" * (len(files) > _MOST_NAMED)
@@ -91,7 +91,7 @@ def _write_new(folder: Path, files: Mapping[str, str | bytes]) -> None:
         (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-def _starter(which: str, **words: str) -> str:
+def _fill_starter(which: str, **words: str) -> str:
     """A file to start from, with words in the place of their names behind "@"."""
     text = (Path(__file__).parent / "starters" / which).read_text(encoding="utf-8")
     for name, word in words.items():
@@ -99,10 +99,10 @@ def _starter(which: str, **words: str) -> str:
     return text
 
 
-def _files(name: str) -> dict[str, str | bytes]:
+def _starter_files(name: str) -> dict[str, str | bytes]:
     return {
-        f"{name}.yaml": _starter("words.yaml", NAME=name),
-        "tools.py": _starter("tools.txt"),
+        f"{name}.yaml": _fill_starter("words.yaml", NAME=name),
+        "tools.py": _fill_starter("tools.txt"),
         "train.jsonl": _rows(_TRAIN),
         "test.jsonl": _rows(_TEST),
     }
@@ -111,7 +111,7 @@ def _files(name: str) -> dict[str, str | bytes]:
 def _files_from(name: str, source: str, folder: Path) -> dict[str, str | bytes]:
     if is_folder(Path(source)) and [*Path(source).glob("task.toml"), *Path(source).glob("*/task.toml")]:
         place = os.path.relpath(source, folder)
-        return {f"{name}.yaml": _starter("harbor.yaml", NAME=name, FOLDER=place)}
+        return {f"{name}.yaml": _fill_starter("harbor.yaml", NAME=name, FOLDER=place)}
     if not is_file(Path(source)) and source not in shipped():
         hint = did_you_mean(source, shipped(), otherwise=f"shipped: {', '.join(shipped())}")
         raise UsageError(f"'{source[:200]}' is neither a file nor an environment that ships", hint=hint)
@@ -151,14 +151,14 @@ def read_servers(path: Path, *, folder: Path | None = None) -> dict[str, dict[st
     with told_as(UsageError, f"{path} cannot be read:", OSError, ValueError):
         text = read_file(path).decode("utf-8-sig")
     found: dict[str, dict[str, Any]] = {}
-    for name, server in _servers(_literal(path, text), path):
-        found[_free(re.sub(r"[^a-zA-Z0-9_-]+", "_", name)[:64].strip("_") or "server", found)] = _entry(
+    for name, server in _find_servers(_parse_config(path, text), path):
+        found[_free_name(re.sub(r"[^a-zA-Z0-9_-]+", "_", name)[:64].strip("_") or "server", found)] = _tool_entry(
             server, f"{path}: {name}"
         )
     for entry in found.values():
         cwd = entry.pop("cwd", "")
         if folder is not None:
-            _moved(entry, path, folder, cwd)
+            _move_files(entry, path, folder, cwd)
     if not found:
         raise UsageError(f"{path} names no servers; expected a mapping 'mcpServers'")
     return found
@@ -167,10 +167,10 @@ def read_servers(path: Path, *, folder: Path | None = None) -> dict[str, dict[st
 def spec_text(name: str, servers: Mapping[str, Mapping[str, Any]]) -> str:
     """A spec over these entries that validates as it stands."""
     tools = yaml.safe_dump({"tools": dict(servers)}, sort_keys=False, allow_unicode=True, default_flow_style=None)
-    return _starter("servers.yaml", NAME=name, SERVERS=", ".join(servers), TOOLS=tools)
+    return _fill_starter("servers.yaml", NAME=name, SERVERS=", ".join(servers), TOOLS=tools)
 
 
-def _literal(path: Path, text: str) -> Any:
+def _parse_config(path: Path, text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as json_error:
@@ -180,7 +180,7 @@ def _literal(path: Path, text: str) -> Any:
             raise UsageError(f"{path} is neither JSON ({json_error}) nor a Python literal ({error})") from error
 
 
-def _servers(content: Any, path: Path) -> Iterator[tuple[str, Any]]:
+def _find_servers(content: Any, path: Path) -> Iterator[tuple[str, Any]]:
     for block in content if isinstance(content, (list, tuple)) else [content]:
         if isinstance(block, str):
             continue  # the name of a tool that is built into the program that the file is for
@@ -194,7 +194,7 @@ def _servers(content: Any, path: Path) -> Iterator[tuple[str, Any]]:
         yield from ((str(name), server) for name, server in servers.items())
 
 
-def _entry(server: Any, where: str) -> dict[str, Any]:
+def _tool_entry(server: Any, where: str) -> dict[str, Any]:
     if not isinstance(server, Mapping):
         raise UsageError(f"{where}: found a {type(server).__name__}; expected a mapping with 'command' or 'url'")
     entry: dict[str, Any] = {"kind": "mcp"}
@@ -220,7 +220,7 @@ def _entry(server: Any, where: str) -> dict[str, Any]:
     if given and not isinstance(given, Mapping):
         raise UsageError(f"{where}: '{extra}' is a {type(given).__name__}; expected a mapping by name")
     if given:
-        entry[extra] = {str(key): _hidden(str(key), _text(value, where)) for key, value in given.items()}
+        entry[extra] = {str(key): _hide_secret(str(key), _text(value, where)) for key, value in given.items()}
     seconds = server.get("sse_read_timeout") if "url" in entry else server.get("timeout")
     if isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and 0 < seconds <= 3600:
         entry["timeout_s"] = float(seconds)
@@ -235,7 +235,7 @@ def _text(value: Any, where: str) -> str:
     return _REFERENCE.sub(r"${env:\1}", _DEFAULTED.sub(r"\2", text))
 
 
-def _hidden(key: str, value: str) -> str:
+def _hide_secret(key: str, value: str) -> str:
     """A value that looks like a secret does not belong into a spec: it is read from the environment."""
     if _SECRET.search(key) and value and "${env:" not in value:
         return "${env:%s}" % _variable(key)  # noqa: UP031  (braces on both sides)
@@ -246,14 +246,14 @@ def _variable(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "_", name).upper().strip("_") or "INPUT"
 
 
-def _moved(entry: dict[str, Any], file: Path, folder: Path, cwd: str) -> None:
+def _move_files(entry: dict[str, Any], file: Path, folder: Path, cwd: str) -> None:
     """Names files of an entry from the spec's folder, where its server will be started."""
     # Editors keep the file in a folder of their own (.vscode, .cursor), and start servers in the one above.
     root = file.parent.absolute()
     root = root.parent if root.name.startswith(".") else root
     bases = [root / _WORKSPACE.sub(lambda _: str(root), cwd), file.parent.absolute(), root]
 
-    def moved(word: str) -> str:
+    def move_word(word: str) -> str:
         word = _WORKSPACE.sub(lambda _: str(root), word)
         option, equals, name = word.partition("=") if word.startswith("-") else ("", "", word)
         if name.startswith("~/"):
@@ -266,15 +266,15 @@ def _moved(entry: dict[str, Any], file: Path, folder: Path, cwd: str) -> None:
 
     if "command" in entry:
         program, *words = entry["command"]
-        named = moved(program)
+        named = move_word(program)
         # One without a slash is looked for on the path.
         named = f"./{named}" if named != program and "/" not in named else named
-        entry["command"] = [named, *map(moved, words)]
+        entry["command"] = [named, *map(move_word, words)]
     if "env" in entry:
-        entry["env"] = {key: moved(value) for key, value in entry["env"].items()}
+        entry["env"] = {key: move_word(value) for key, value in entry["env"].items()}
 
 
-def _free(name: str, taken: Mapping[str, Any]) -> str:
+def _free_name(name: str, taken: Mapping[str, Any]) -> str:
     number, free = 2, name
     while free in taken:
         free, number = f"{name}_{number}", number + 1

@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _main(list(sys.argv[1:] if argv is None else argv))
     except (KeyboardInterrupt, RlenvError) as error:  # while a command's modules are still imported
-        code = _tell(error)
+        code = _tell_error(error)
         assert code is not None
         return code
 
@@ -43,7 +43,7 @@ def _main(argv: list[str]) -> int:
     if at < len(argv) and argv[at] not in COMMANDS:
         write_error(f"rlenv: there is no command '{argv[at]}'; {near_command(argv[at])}\n")
         return 2
-    parser = _parser()
+    parser = _make_parser()
     args, unknown = parser.parse_known_args(argv[:at])
     if unknown:
         refuse_unknown(parser, unknown)
@@ -61,13 +61,13 @@ def _main(argv: list[str]) -> int:
     name = " ".join(words)
     if (own := command.main_of(name)) is not None:
         assert callable(own)
-        return _guard(lambda: own(rest), may_exit=True)
+        return _run_guarded(lambda: own(rest), may_exit=True)
     record = command.record(name)
     given = vars(parsed(parser_named(name, record), rest))
-    return _guard(lambda: cast("Executes", _checked(record(**given))).execute())
+    return _run_guarded(lambda: cast("Executes", _check_options(record(**given))).execute())
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rlenv", description="One YAML file makes a multi-turn tool-use environment.", allow_abbrev=False
     )
@@ -88,7 +88,7 @@ def _no_action(name: str, rest: Sequence[str]) -> int:
     return 2
 
 
-def _checked(options: Options) -> Options:
+def _check_options(options: Options) -> Options:
     """The options with bounds and places to write looked at, which each command would have to do for itself.
 
     Raises UsageError: a number is out of its bounds, or what is written would replace a file of a run.
@@ -103,7 +103,7 @@ def _checked(options: Options) -> Options:
     return options
 
 
-def _guard(run: Callable[[], int], *, may_exit: bool = False) -> int:
+def _run_guarded(run: Callable[[], int], *, may_exit: bool = False) -> int:
     """Runs a command; what it raises on purpose becomes a message and an exit code, out of a task group too.
 
     Args:
@@ -122,7 +122,7 @@ def _guard(run: Callable[[], int], *, may_exit: bool = False) -> int:
         write_error(f"rlenv: a function of the spec ended the program (SystemExit: {error})\n")
         return 1
     except BaseExceptionGroup as group:
-        told = [_tell(error) for error in _leaves(group)]
+        told = [_tell_error(error) for error in _leaf_errors(group)]
         if None in told:
             raise
         return max(code for code in told if code is not None)
@@ -132,13 +132,13 @@ def _guard(run: Callable[[], int], *, may_exit: bool = False) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _PIPE_CLOSED
     except (Exception, KeyboardInterrupt) as error:
-        told_code = _tell(error)
+        told_code = _tell_error(error)
         if told_code is None:
             raise
         return told_code
 
 
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+def _leaf_errors(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
     """The exceptions in a group, each message once."""
     found: dict[tuple[type[BaseException], str], BaseException] = {}
     waiting: list[BaseException] = [group]
@@ -151,7 +151,7 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
     return list(found.values())
 
 
-def _tell(error: BaseException) -> int | None:
+def _tell_error(error: BaseException) -> int | None:
     """The exit code of what is raised on purpose, once it is told; None for a bug."""
     if isinstance(error, SpecError):
         count = len(error.faults)

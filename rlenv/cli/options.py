@@ -92,15 +92,15 @@ def option(help: str = "", *flags: str, default: Any = None, **said: Any) -> Any
         flags: other names than that of the field.
         said: further fields of `Option`.
     """
-    return _field({"help": help, "flags": flags or None, **said}, default)
+    return _make_field({"help": help, "flags": flags or None, **said}, default)
 
 
 def argument(help: str = "", *, default: Any = None, **said: Any) -> Any:
     """A field that is a positional argument; an optional one where its annotation allows None."""
-    return _field({"help": help, "flags": (), **said}, default)
+    return _make_field({"help": help, "flags": (), **said}, default)
 
 
-def _field(said: dict[str, Any], default: Any) -> Any:
+def _make_field(said: dict[str, Any], default: Any) -> Any:
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), metadata=said)
     return field(default=default, metadata=said)
@@ -267,7 +267,7 @@ def keywords(items: list[str]) -> dict[str, Any]:
     Raises:
         UsageError: an option without '='.
     """
-    return _values(_pairs(items, option="--kwarg", example="enable_thinking=false"))
+    return _parse_values(_pairs(items, option="--kwarg", example="enable_thinking=false"))
 
 
 def fields(items: list[str]) -> dict[str, Any]:
@@ -276,10 +276,10 @@ def fields(items: list[str]) -> dict[str, Any]:
     Raises:
         UsageError: an option without '='.
     """
-    return _values(_pairs(items, option="--extra", example="repetition_penalty=1"))
+    return _parse_values(_pairs(items, option="--extra", example="repetition_penalty=1"))
 
 
-def _values(pairs: Iterator[tuple[str, str]]) -> dict[str, Any]:
+def _parse_values(pairs: Iterator[tuple[str, str]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         try:

@@ -148,7 +148,7 @@ async def _play(policy: Policy, environment: Environment, episode: Episode, cons
         console.print(Panel(escape(prompt), title=title, title_align="left"))
         messages, session = list(episode.messages), policy.start(context_of(episode))
         if not isinstance(policy, _Hand):
-            session = _shown(session, environment, console)
+            session = _show_actions(session, environment, console)
         while not episode.is_ended:
             try:
                 step = await advance(episode, session, messages)
@@ -158,7 +158,7 @@ async def _play(policy: Policy, environment: Environment, episode: Episode, cons
             if step.observation.messages:
                 shown = "\n".join(message.content for message in step.observation.messages)
                 console.print(Panel(escape(shown), title="observation", title_align="left", border_style="green"))
-        _report(console, episode.trajectory)
+        _report_end(console, episode.trajectory)
     return episode.trajectory
 
 
@@ -181,7 +181,7 @@ class _Hand(Policy):
         return action
 
 
-def _shown(session: PolicySession, environment: Environment, console: Console) -> PolicySession:
+def _show_actions(session: PolicySession, environment: Environment, console: Console) -> PolicySession:
     """A policy's session, of which each action is shown before it is taken."""
 
     async def act(session: PolicySession, messages: Sequence[Message]) -> str | Message | Sampled:
@@ -205,7 +205,7 @@ def _read(console: Console) -> str | None:
     return "\n".join(lines) if lines else None
 
 
-def _report(console: Console, trajectory: Trajectory) -> None:
+def _report_end(console: Console, trajectory: Trajectory) -> None:
     state = "terminated" if trajectory.terminated else "truncated"
     total = trajectory.reward.total
     console.print(f"{state}: {escape(trajectory.reason)}; answer: {escape(repr(trajectory.answer))}")

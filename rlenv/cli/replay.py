@@ -62,7 +62,7 @@ class ReplayCommand(WithSet, WithPrices):
         prices = as_prices(self.prices)
         episodes = episodes_with_ids(self.file, self.n)
         before = [trajectory for _, trajectory in episodes]
-        player = _player(self)
+        player = _player_of(self)
         with contextlib.ExitStack() as stack:
             if player is not None:
                 stack.enter_context(offline())
@@ -85,7 +85,7 @@ class ReplayCommand(WithSet, WithPrices):
             stack.enter_context(counting(prices))
             found = asyncio.run(main())
             if player is not None:
-                found = _explained(found, player, self.file, [id for id, _ in episodes], environment)
+                found = _explain(found, player, self.file, [id for id, _ in episodes], environment)
         different = [(index, one) for index, one in enumerate(found) if one.differences]
         skipped = [one for one in found if one.skipped]
         spending = spending_of([one.again for one in found if one.again is not None], prices=prices)
@@ -114,7 +114,7 @@ class ReplayCommand(WithSet, WithPrices):
         return 1 if different or len(skipped) == len(found) else 0
 
 
-def _player(args: ReplayCommand) -> Player | None:
+def _player_of(args: ReplayCommand) -> Player | None:
     """The player of recorded answers, in the place of servers; None where nothing was recorded."""
     is_taped = is_recorded(args.file)
     if is_taped and not args.no_tape:
@@ -129,7 +129,7 @@ def _player(args: ReplayCommand) -> Player | None:
     return None
 
 
-def _explained(
+def _explain(
     found: list[Replayed], player: Player, run: str, ids: list[str], environment: Environment
 ) -> list[Replayed]:
     """The episodes that came out differently, each with the change since its recording that is nearest to a miss."""
@@ -231,11 +231,11 @@ class RescoreCommand(WithSet, WithOut, WithPrices):
 
     def execute(self) -> int:
         """Exit code 1 where more rewards are invalid than asked for, 0 otherwise."""
-        weights, prices = _checked(self), as_prices(self.prices)
+        weights, prices = _check_args(self), as_prices(self.prices)
         source = scored.Source.of(self.run)
         environments = scored.environments_of(self.spec, source, set=self.overrides)
         with contextlib.ExitStack() as stack:
-            stages, outs = _outs(self, environments, weights, stack)
+            stages, outs = _open_outs(self, environments, weights, stack)
             stack.enter_context(counting(prices))
             first = stages[0] if stages else Stage(kind="rescore")
             measured = {name: scored.Scored(environment, source.before) for name, environment in environments.items()}
@@ -244,7 +244,7 @@ class RescoreCommand(WithSet, WithOut, WithPrices):
                     environments, source, concurrency=self.concurrency, only_invalid=self.only_invalid
                 )
                 measured = asyncio.run(first.run_stoppable(again))
-            found = _variants(measured, weights, source, keeps_measured=bool(self.spec))
+            found = _add_variants(measured, weights, source, keeps_measured=bool(self.spec))
             for name, out in outs.items():
                 samples: dict[tuple[str, int], Iterator[int]] = defaultdict(count)
                 for (facts, _), one in zip(source.episodes, found[name].episodes, strict=True):
@@ -252,13 +252,13 @@ class RescoreCommand(WithSet, WithOut, WithPrices):
                     out.append(one, replace(facts, cost=cost_of(one.usage, prices)))
         differences = {name: compare(source.before, one.episodes) for name, one in found.items()}
         spending = scored.spending_of(source, measured if self.spec else {}, prices)
-        _say(self, source, measured, found, differences, spending)
+        _say_changes(self, source, measured, found, differences, spending)
         lost = any(out.lost for out in outs.values())
         return 1 if _too_many_invalid(self, found, differences) or lost else 0
 
 
-def _checked(args: RescoreCommand) -> Weights:
-    _stage(args, args.out)
+def _check_args(args: RescoreCommand) -> Weights:
+    _make_stage(args, args.out)
     if args.only_invalid and not args.spec:
         info = read_info(args.run)
         if info is None or not info.spec:
@@ -268,7 +268,7 @@ def _checked(args: RescoreCommand) -> Weights:
     if args.out and Path(args.out).resolve() in (Path(args.run).resolve(), Path(args.run).resolve().parent):
         raise UsageError(f"-o {args.out} would overwrite the recorded run", hint="name another folder")
     only = tuple(name.strip() for names in args.only for name in names.split(","))
-    paid = [_weight(item) for item in args.weight]
+    paid = [_parse_weight(item) for item in args.weight]
     weights = Weights(tuple(args.drop), only, dict(paid))
     if len(weights.weight) < len(paid):
         raise UsageError("--weight names one term twice", hint="leave one of them out")
@@ -278,7 +278,7 @@ def _checked(args: RescoreCommand) -> Weights:
     return weights
 
 
-def _weight(item: str) -> tuple[str, float]:
+def _parse_weight(item: str) -> tuple[str, float]:
     name, sign, value = item.partition("=")
     try:
         if name and sign:
@@ -288,49 +288,49 @@ def _weight(item: str) -> tuple[str, float]:
     raise UsageError(f"--weight {item}: expected TERM=NUMBER, such as correct=0.5")
 
 
-def _variants(
+def _add_variants(
     measured: Mapping[str, scored.Scored], weights: Weights, source: scored.Source, *, keeps_measured: bool
 ) -> dict[str, scored.Scored]:
     found = dict(measured) if keeps_measured else {}
     if weights:
         for name, one in measured.items():
             again = reweigh(one.environment, one.episodes, weights, groups=source.apart)
-            found[_named(name, weights)] = scored.Scored(one.environment, again)
+            found[_variant_name(name, weights)] = scored.Scored(one.environment, again)
     return found
 
 
-def _named(name: str, weights: Weights) -> str:
+def _variant_name(name: str, weights: Weights) -> str:
     return f"{name} {weights}"
 
 
-def _stage(args: RescoreCommand, out: str | None) -> Stage:
+def _make_stage(args: RescoreCommand, out: str | None) -> Stage:
     keep = given(args, "overwrite", "prices")
     return Stage(kind="rescore", out=out, set=args.overrides, say=say, **keep)
 
 
-def _outs(
+def _open_outs(
     args: RescoreCommand, environments: Mapping[str, Environment], weights: Weights, stack: contextlib.ExitStack
 ) -> tuple[list[Stage], dict[str, KeptRun]]:
     """The runs that the variants are kept in: the folder of -o for a single one, else folders in it."""
     names = {name: environment for name, environment in environments.items() if args.spec and args.out}
     if weights and args.out:
-        names |= {_named(name, weights): environment for name, environment in environments.items()}
+        names |= {_variant_name(name, weights): environment for name, environment in environments.items()}
     stages, outs = [], {}
     for name, environment in names.items():
         # The rows are the recorded episodes' own, so no split is read.
         lock = lock_of(environment, splits=(), policy={"kind": "recorded"}, say=say)
-        stages.append(_stage(args, str(Path(args.out or "") / _folder(name)) if len(names) > 1 else args.out))
+        stages.append(_make_stage(args, str(Path(args.out or "") / _folder_name(name)) if len(names) > 1 else args.out))
         variant = str(weights) if weights and name not in environments else ""
         outs[name] = stack.enter_context(stages[-1].keep_run(environment, lock=lock, variant=variant))
     return stages, {name: out for name, out in outs.items() if out is not None}
 
 
-def _folder(name: str) -> str:
+def _folder_name(name: str) -> str:
     kept = "".join(sign if sign.isalnum() or sign in "-._=" else "-" for sign in name.replace(" × ", "="))
     return "-".join(part for part in kept.split("-") if part)
 
 
-def _say(
+def _say_changes(
     args: RescoreCommand,
     source: scored.Source,
     measured: Mapping[str, scored.Scored],
@@ -341,7 +341,7 @@ def _say(
     agreement = scored.agreement_table(measured)
     summaries = {name: summarise(one.episodes, seconds=0.0) for name, one in found.items()}
     if args.json:
-        whole = {name: {**plain(differences[name]), **_intervals(summaries[name])} for name in found}
+        whole = {name: {**plain(differences[name]), **_intervals_of(summaries[name])} for name in found}
         shown = next(iter(whole.values())) if len(whole) == 1 else {"variants": whole}
         write_json({**shown, "agreement": [asdict(one) for one in agreement], "usage": plain(spending)})
         return
@@ -370,7 +370,7 @@ def _say(
     show_spending(console, spending)
 
 
-def _intervals(summary: GroupSummary) -> dict[str, Any]:
+def _intervals_of(summary: GroupSummary) -> dict[str, Any]:
     return {"reward_interval": summary.reward_interval, "success_interval": summary.success_interval}
 
 

@@ -55,7 +55,7 @@ class RunsCommand(WithPrices):
                 found.append(_Figures.of(path, self))
             except UsageError as error:  # one broken run hides no other
                 write_error(f"{path} is left out: {error}\n")
-        found.sort(key=lambda one: _order(one, self.sort))
+        found.sort(key=lambda one: _order_key(one, self.sort))
         if self.json:
             write_json([one.as_dict() for one in found])
             return 0 if found else 1
@@ -250,7 +250,7 @@ def find_runs(folders: Sequence[str | Path]) -> Iterator[Path]:
         rest += sorted((item for item in inside if not item.name.startswith(".")), reverse=True)
 
 
-def _order(one: _Figures, by: str) -> tuple[Any, ...]:
+def _order_key(one: _Figures, by: str) -> tuple[Any, ...]:
     """The place of a run in a list; the newest, the best and the longest first, and what has no figure last."""
     told = one.as_dict()
     path = told["path"]
@@ -297,8 +297,8 @@ class LockCommand(WithSet):
             example = "rlenv runs lock show RUN" if wanted == 1 else "rlenv runs lock diff A B"
             raise UsageError(f"found {len(self.of)} names; expected {wanted}", hint=f"write {example}")
         if wanted == 1:
-            return _show_lock(self, _named(self.of[0], self))
-        return _diff(self, *_comparable(_named(self.of[0], self), _named(self.of[1], self), self))
+            return _show_lock(self, _read_named(self.of[0], self))
+        return _show_diff(self, *_make_comparable(_read_named(self.of[0], self), _read_named(self.of[1], self), self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +309,7 @@ class _Named:
     lock: Lock | None
 
 
-def _named(name: str, args: LockCommand) -> _Named:
+def _read_named(name: str, args: LockCommand) -> _Named:
     path = Path(name)
     if path.suffix == ".json":
         return _Named(name, read_lock(path))
@@ -328,13 +328,13 @@ def _named(name: str, args: LockCommand) -> _Named:
     return _Named(name, locks[chosen])
 
 
-def _of_spec(name: str, args: LockCommand, splits: list[str] | None) -> Lock:
+def _lock_of_spec(name: str, args: LockCommand, splits: list[str] | None) -> Lock:
     environment = load(name, set=args.overrides)
     known = None if splits is None else [split for split in splits if split in environment.spec.tasks]
     return lock_of(environment, splits=known, say=say)
 
 
-def _comparable(a: _Named, b: _Named, args: LockCommand) -> tuple[Lock, Lock]:
+def _make_comparable(a: _Named, b: _Named, args: LockCommand) -> tuple[Lock, Lock]:
     """The locks; where one is a spec's, without what only a run has, and for the splits of the other."""
     if a.lock is not None and b.lock is not None:
         if args.set:
@@ -342,7 +342,7 @@ def _comparable(a: _Named, b: _Named, args: LockCommand) -> tuple[Lock, Lock]:
         return a.lock, b.lock
     other = a.lock or b.lock
     splits = list(other.data) if other is not None else None
-    mine, theirs = (one.lock or _of_spec(one.name, args, splits) for one in (a, b))
+    mine, theirs = (one.lock or _lock_of_spec(one.name, args, splits) for one in (a, b))
     return mine.of_a_spec(), theirs.of_a_spec()
 
 
@@ -355,7 +355,7 @@ def _entry_table(*locks: str) -> Table:
 def _show_lock(args: LockCommand, named: _Named) -> int:
     if args.set and named.lock is not None:
         raise UsageError("--set is for a spec, and none is named", hint="leave it out")
-    lock = named.lock or _of_spec(named.name, args, None)
+    lock = named.lock or _lock_of_spec(named.name, args, None)
     if args.json:
         write_json({"hash": lock.hash12, **lock.as_dict()}, indent=2)
         return 0
@@ -367,13 +367,13 @@ def _show_lock(args: LockCommand, named: _Named) -> int:
         first = section
         for (own, key), value in held.items():
             if own == section:
-                table.add_row(first, escape(key), escape(_shown(value, args)))
+                table.add_row(first, escape(key), escape(_value_text(value, args)))
                 first = ""
     console.print(table)
     return 0
 
 
-def _diff(args: LockCommand, a: Lock, b: Lock) -> int:
+def _show_diff(args: LockCommand, a: Lock, b: Lock) -> int:
     found = diff(a, b)
     if args.json:
         write_json({"a": a.hash12, "b": b.hash12, "differences": [asdict(one) for one in found]}, indent=2)
@@ -387,7 +387,7 @@ def _diff(args: LockCommand, a: Lock, b: Lock) -> int:
     table = _entry_table("A", "B")
     last = ""
     for one in found:
-        table.add_row(one.section if one.section != last else "", escape(one.key), *_both(one, args))
+        table.add_row(one.section if one.section != last else "", escape(one.key), *_both_texts(one, args))
         last = one.section
     console.print(table)
     unknown = sum(one.a == one.b for one in found)
@@ -397,12 +397,12 @@ def _diff(args: LockCommand, a: Lock, b: Lock) -> int:
     return 1
 
 
-def _both(one: LockEntry, args: LockCommand) -> tuple[str, str]:
-    a, b = (escape(_shown(value, args)) for value in (one.a, one.b))
+def _both_texts(one: LockEntry, args: LockCommand) -> tuple[str, str]:
+    a, b = (escape(_value_text(value, args)) for value in (one.a, one.b))
     return f"[red]{a}[/red]", f"[green]{b}[/green]"
 
 
-def _shown(value: Any, args: LockCommand) -> str:
+def _value_text(value: Any, args: LockCommand) -> str:
     if value is None:
         return "–"
     if not isinstance(value, str):

@@ -119,7 +119,7 @@ async def scored_again(
     that have nothing invalid.
     """
     if only_invalid:
-        return {name: await _mended(one, source, concurrency=concurrency) for name, one in environments.items()}
+        return {name: await _mend_scores(one, source, concurrency=concurrency) for name, one in environments.items()}
     found: dict[str, Scored] = {}
     held = machines_of(source.path)
     for name, environment in environments.items():
@@ -141,7 +141,7 @@ async def scored_again(
     return found
 
 
-async def _mended(environment: Environment, source: Source, *, concurrency: int) -> Scored:
+async def _mend_scores(environment: Environment, source: Source, *, concurrency: int) -> Scored:
     invalid = [one.reward.total is None for one in source.before]
     if environment.parts.scorer.has_group_terms:
         groups = list(zip(map(task_of, source.before), source.apart, strict=True))
@@ -248,7 +248,7 @@ class AblateCommand(WithSet, WithPrices):
 
     def execute(self) -> int:
         """Exit code 0 where the figures could be made."""
-        prices, files = as_prices(self.prices), _files(self)
+        prices, files = as_prices(self.prices), _out_files(self)
         source = Source.of(self.run)
         environments = environments_of([self.spec] if self.spec else [], source, set=self.overrides)
         ((name, environment),) = environments.items()
@@ -260,7 +260,7 @@ class AblateCommand(WithSet, WithPrices):
         agreement = agreement_table(scored)
         spending = spending_of(source, scored if self.spec else {}, prices)
         whole = {"environment": environment.id, **plain(found), "agreement": plain(agreement), "usage": plain(spending)}
-        text = _markdown(environment.id, found, agreement)
+        text = _to_markdown(environment.id, found, agreement)
         if self.json:
             write_json(whole)
         else:
@@ -269,13 +269,13 @@ class AblateCommand(WithSet, WithPrices):
         if files:
             files["json"].write_text(json.dumps(whole, indent=1, allow_nan=False) + "\n", encoding="utf-8")
             files["md"].write_text(text, encoding="utf-8")
-            files["svg"].write_text(_chart(environment.id, found), encoding="utf-8")
+            files["svg"].write_text(_draw_chart(environment.id, found), encoding="utf-8")
             if not self.json:
                 write(f"{', '.join(str(path) for path in files.values())}\n")
         return 0
 
 
-def _files(args: AblateCommand) -> dict[str, Path]:
+def _out_files(args: AblateCommand) -> dict[str, Path]:
     if not args.out:
         if args.overwrite:
             raise UsageError("--overwrite is about files in the folder of -o, and none is named", hint="add -o DIR")
@@ -299,25 +299,25 @@ def _rows(found: Ablation) -> list[tuple[str, ...]]:
             bounded(part.success.kappa),
             bounded(part.reward.spearman),
             bounded(part.reward.kendall),
-            _seconds(part.seconds),
+            _seconds_text(part.seconds),
             "–" if part.tokens is None else f"{part.tokens:.0f}",
         )
         for part in found.parts
     ]
 
 
-def _seconds(value: float | None) -> str:
+def _seconds_text(value: float | None) -> str:
     if value is None:
         return "–"
     return f"{value:.6f}".rstrip("0").rstrip(".") if value < 0.1 else f"{value:.2f}"
 
 
-def _head(name: str, found: Ablation) -> str:
+def _head_line(name: str, found: Ablation) -> str:
     return f"{name} · {found.episodes} episodes, agreement with: {found.reference}"
 
 
-def _markdown(name: str, found: Ablation, agreement: list[Agreement]) -> str:
-    lines = [_head(name, found), "", f"| {' | '.join(_COLUMNS)} |", "|---" * len(_COLUMNS) + "|"]
+def _to_markdown(name: str, found: Ablation, agreement: list[Agreement]) -> str:
+    lines = [_head_line(name, found), "", f"| {' | '.join(_COLUMNS)} |", "|---" * len(_COLUMNS) + "|"]
     lines += [f"| {' | '.join(row)} |" for row in _rows(found)]
     if agreement:
         lines += ["", "| terms | episodes | kappa | Spearman | Kendall |", "|---|---|---|---|---|"]
@@ -327,7 +327,7 @@ def _markdown(name: str, found: Ablation, agreement: list[Agreement]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _chart(name: str, found: Ablation) -> str:
+def _draw_chart(name: str, found: Ablation) -> str:
     rows = []
     for part in found.parts:
         low, high = part.figures.success_interval or (None, None)

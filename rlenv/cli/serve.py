@@ -76,7 +76,7 @@ class ServeCommand(WithSet):
         bound = workers.listen(self.host, self.port, is_shared=self.workers > 1)
         shown, port = workers.address_of(bound), bound.getsockname()[1]
         if self.workers > 1 and board is None:
-            names = ", ".join(self._environments())  # faults are told once, before anything starts
+            names = ", ".join(self._load_environments())  # faults are told once, before anything starts
             with bound:
                 command = [sys.executable, "-m", "rlenv", "serve", *sys.argv[2:], "--port", str(port)]
                 text = f"{names} at {shown}, {self.workers} workers\n"
@@ -89,7 +89,7 @@ class ServeCommand(WithSet):
             message_bytes=int(self.max_message_mb * 1e6),
         )
         is_open = self.no_token and not token
-        server = Server(self._environments(), limits, token, board=board or Board(), is_open=is_open)
+        server = Server(self._load_environments(), limits, token, board=board or Board(), is_open=is_open)
 
         def ready() -> None:
             server.board.add(UP)
@@ -103,7 +103,7 @@ class ServeCommand(WithSet):
         asyncio.run(workers.serve(app, bound, on_ready=ready, drain=server.drain, is_worker=server.board.is_shared))
         return 0
 
-    def _environments(self) -> dict[str, Environment]:
+    def _load_environments(self) -> dict[str, Environment]:
         found: dict[str, Environment] = {}
         for spec in self.specs:
             environment = load(spec, set=self.overrides or None)

@@ -67,7 +67,7 @@ class LspCommand(Options):
         out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         with out:
-            return asyncio.run(_serve(Input(sys.stdin.fileno()), out, self.pause, self.full))
+            return asyncio.run(_serve_editor(Input(sys.stdin.fileno()), out, self.pause, self.full))
 
 
 class Input:
@@ -97,7 +97,7 @@ class Input:
         return self.read(min(end, len(self._held)))
 
 
-async def _serve(source: Input, out: BinaryIO, pause_s: float, full_s: float) -> int:
+async def _serve_editor(source: Input, out: BinaryIO, pause_s: float, full_s: float) -> int:
     loop = asyncio.get_running_loop()
     waiting: asyncio.Queue[dict[str, Any] | Unreadable | None] = asyncio.Queue()
 
@@ -171,10 +171,10 @@ class ImagesCommand(Options):
 
     def execute(self) -> int:
         """0 where a machine boots over each image that the spec or a row of it names, 1 otherwise."""
-        return asyncio.run(_tried(load(self.spec)))
+        return asyncio.run(_try_images(load(self.spec)))
 
 
-async def _tried(environment: Environment) -> int:
+async def _try_images(environment: Environment) -> int:
     constants, seen, ready, wrong = environment.spec.vars, set[object](), 0, 0
     rows = [one for split in environment.spec.tasks for row in environment.tasks(split) for one in _with_steps(row)]
     for machine, row in product(environment.parts.machines, rows):
@@ -186,7 +186,7 @@ async def _tried(environment: Environment) -> int:
             seen.add(named)
             name = str(named[0] or "the programs of this machine")
             say(f"{machine.name}: {name} …")
-            digest = await _booted(machine, named, ResourceContext(row, constants))
+            digest = await _boot_image(machine, named, ResourceContext(row, constants))
             write(f"ok    {name} {digest[:12]}\n")
             ready += 1
         except (RlenvError, ValueError) as error:
@@ -201,7 +201,7 @@ def _with_steps(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [row, *({**row, **step} for step in row.get("steps") or () if isinstance(step, Mapping))]
 
 
-async def _booted(machine: Any, named: Sequence[Any], context: ResourceContext) -> str:
+async def _boot_image(machine: Any, named: Sequence[Any], context: ResourceContext) -> str:
     from rlenv.tools.workspace.images import prepared
 
     image, *_ = [await asyncio.to_thread(prepared, one, fetches=True) for one in named if one or one is named[0]]

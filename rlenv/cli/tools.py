@@ -79,10 +79,10 @@ class ToolsCommand(WithSpec):
                 "concurrency": tool.concurrency or calls.concurrency,
                 "mutates": tool.mutates,
                 "idempotent": tool.idempotent,
-                "policy": _policy(tool),
+                "policy": _policy_keys(tool),
                 "runs": tool.mode,
             }
-            for tool in _tools(self, environment).values()
+            for tool in _tools_of(self, environment).values()
         ]
         if self.json:
             write_json(rows, indent=2)
@@ -98,16 +98,16 @@ class ToolsCommand(WithSpec):
             console.print(f"  {escape(row['description'])}")
             required = set(row["parameters"].get("required", ()))
             for name, schema in row["parameters"].get("properties", {}).items():
-                kind = _kind(schema)
+                kind = _type_words(schema)
                 note = schema.get("description", "")
                 optional = "" if name in required else " (optional)"
                 console.print(f"  [cyan]{escape(name)}[/cyan]: {escape(str(kind))}{optional}  {escape(str(note))}")
         return 0
 
 
-def _kind(schema: Mapping[str, Any]) -> str:
+def _type_words(schema: Mapping[str, Any]) -> str:
     """The type of an argument in words; of a class its name."""
-    parts = " or ".join(map(_kind, schema.get("anyOf", ())))
+    parts = " or ".join(map(_type_words, schema.get("anyOf", ())))
     return parts or str(schema.get("type") or schema.get("$ref", "any").rpartition("/")[2])
 
 
@@ -121,7 +121,7 @@ def _read_action(args: ToolsCommand) -> None:
             raise UsageError(f"found '{' '.join(args.action)}'; expected nothing, 'call NAME ARGUMENTS' or 'check'")
 
 
-def _tools(args: ToolsCommand, environment: Environment) -> Mapping[str, Tool]:
+def _tools_of(args: ToolsCommand, environment: Environment) -> Mapping[str, Tool]:
     """The tools of the spec, and those that the row declares."""
     if not environment.parts.row_tools:
         return environment.parts.tools
@@ -130,7 +130,7 @@ def _tools(args: ToolsCommand, environment: Environment) -> Mapping[str, Tool]:
         return {**environment.parts.tools, **environment.toolsets.of(row).tools}
 
 
-def _policy(tool: Tool) -> dict[str, Any]:
+def _policy_keys(tool: Tool) -> dict[str, Any]:
     """The keys of a tool's call policy that are set, as JSON."""
     if tool.policy is None:
         return {}
@@ -165,7 +165,7 @@ async def _run(args: ToolsCommand, environment: Environment, call: ToolCall) -> 
     async with environment, environment.start(task=args.task, split=args.split) as episode:
         if episode.failure is not None:
             raise UsageError(episode.failure.message)
-        return await called(environment, episode, call)
+        return await call_tool(environment, episode, call)
 
 
 _SHOWN = 100
@@ -206,18 +206,18 @@ async def _check(args: ToolsCommand, environment: Environment) -> list[_Checked]
     async with environment, environment.start(task=args.task, split=args.split) as episode:
         if episode.failure is not None:
             raise UsageError(episode.failure.message)
-        for name, tool in _tools(args, environment).items():
+        for name, tool in _tools_of(args, environment).items():
             if tool.example is None:
                 checked.append(_Checked(name, None, "has no example; add 'example: {…}' with arguments"))
                 continue
-            result = await called(environment, episode, ToolCall(name, tool.example))
+            result = await call_tool(environment, episode, ToolCall(name, tool.example))
             shown = cut_end(result.text.strip().partition("\n")[0], _SHOWN)
             note = shown if not result.is_error else f"{result.outcome}: {shown}"
             checked.append(_Checked(name, not result.is_error, note, result.seconds))
     return checked
 
 
-async def called(environment: Environment, episode: Episode, call: ToolCall) -> ToolResult:
+async def call_tool(environment: Environment, episode: Episode, call: ToolCall) -> ToolResult:
     """The result of a call as a reward makes it: no faults are put into it."""
     context = ToolContext(
         episode.task,
@@ -330,10 +330,10 @@ class DialectsCommand(WithSet):
         if self.set and (self.yaml or self.name is None or _is_dialect(self.name)):
             raise UsageError("--set replaces keys of a spec, and none is shown", hint="name a spec, or leave --set out")
         if self.name is None:
-            return _list(as_json=self.json)
+            return _list_dialects(as_json=self.json)
         if self.yaml:
             return _print_yaml(self.name)
-        texts = _texts(*_chosen(self.name, self.overrides))
+        texts = _conversation_texts(*_choose_dialect(self.name, self.overrides))
         if self.json:
             write_json(texts, indent=2)
             return 0
@@ -346,7 +346,7 @@ class DialectsCommand(WithSet):
         return 0
 
 
-def _list(*, as_json: bool) -> int:
+def _list_dialects(*, as_json: bool) -> int:
     names = registry.names("dialects")
     built_in = registry.BUILT_IN["dialects"]
     rows = {name: [[form.body, *marks_of(form.open)[:1]] for form in calls_of(row_of(name))] for name in built_in}
@@ -379,7 +379,7 @@ def _is_dialect(name: str) -> bool:
     return name in registry.names("dialects") or row_name(name, FAMILIES) in FAMILIES
 
 
-def _chosen(name: str, set: Mapping[str, Any]) -> tuple[Dialect, Sequence[Mapping[str, Any]], Dialect]:
+def _choose_dialect(name: str, set: Mapping[str, Any]) -> tuple[Dialect, Sequence[Mapping[str, Any]], Dialect]:
     """The dialect, the tools that it is shown with, and what writes its calls."""
     if _is_dialect(name):
         dialect = dialects.get(name)
@@ -397,7 +397,7 @@ def _chosen(name: str, set: Mapping[str, Any]) -> tuple[Dialect, Sequence[Mappin
     return environment.parts.dialect, environment.tool_schemas, inside
 
 
-def _texts(dialect: Dialect, tools: Sequence[Mapping[str, Any]], inside: Dialect) -> dict[str, str]:
+def _conversation_texts(dialect: Dialect, tools: Sequence[Mapping[str, Any]], inside: Dialect) -> dict[str, str]:
     """A conversation part by part: what the model is given, and what it writes."""
     texts = {"prompt": dialect.render_prompt([Message("system", "SYSTEM"), Message("user", "USER")], tools)}
     if tools:

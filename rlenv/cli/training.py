@@ -169,7 +169,7 @@ class CollectCommand(WithSpec, WithPolicy, WithPrices):
             identity=identity_of(tokenizer, template_kwargs=kwargs),
             source="record" if self.records else self.policy,
             keep=keep,
-            jobs=() if self.records else _jobs(self, environment),
+            jobs=() if self.records else _make_jobs(self, environment),
             samples=self.k or 1,
             concurrency=concurrency,
             records=tuple(self.records),
@@ -188,18 +188,18 @@ class CollectCommand(WithSpec, WithPolicy, WithPrices):
         ) as progress:
             bar = progress.add_task("", total=len(settings.jobs) or None)
 
-            def told(count: int) -> None:
+            def on_progress(count: int) -> None:
                 progress.update(bar, completed=count)
 
             with counting(self.prices) as so_far:
-                report = collect(environment, encoder, settings, policy=policy, on_episode=told)
+                report = collect(environment, encoder, settings, policy=policy, on_episode=on_progress)
         spending = so_far()
         if self.json:
             usage = {"usage": plain(spending)} if spending.roles else {}
             write_json({"folder": str(report.folder), **asdict(report.manifest), **usage}, indent=2)
         else:
             console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
-            _show(report, console)
+            _show_report(report, console)
             show_spending(console, spending)
         return 0
 
@@ -218,7 +218,7 @@ def _check_source(args: CollectCommand) -> None:
     args.check_policy()
 
 
-def _jobs(args: CollectCommand, environment: Environment) -> tuple[Job, ...]:
+def _make_jobs(args: CollectCommand, environment: Environment) -> tuple[Job, ...]:
     splits = list(environment.spec.tasks)
     split = args.split or next((name for name in ("warmup", "train") if name in splits), splits[0])
     tasks = environment.part(split, args.n)
@@ -226,7 +226,7 @@ def _jobs(args: CollectCommand, environment: Environment) -> tuple[Job, ...]:
     return tuple(Job(split, task, seed_of(args.seed, split, task, sample)) for task in tasks for sample in samples)
 
 
-def _show(report: CollectReport, console: Console) -> None:
+def _show_report(report: CollectReport, console: Console) -> None:
     manifest = report.manifest
     console.say(
         f"kept {manifest.kept} of {manifest.episodes} episodes: {manifest.tasks} tasks of {', '.join(manifest.splits)}"

@@ -127,8 +127,8 @@ class TokensExplainCommand(_OfTokens):
             encoder = bind(tokenizer, environment, **options)
             explained = explain(encoder, trajectory, tools=environment.toolsets.of(trajectory.task).schemas)
         console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
-        console.print(_coloured(encoder, explained, with_ids=self.ids))
-        for line in _footer(explained, environment):
+        console.print(_colour_pieces(encoder, explained, with_ids=self.ids))
+        for line in _footer_lines(explained, environment):
             console.print(line)
         return 0
 
@@ -150,7 +150,7 @@ def _environment_of(trajectory: Trajectory, args: TokensExplainCommand) -> Envir
     return environment if environment.id.removeprefix("rlenv/") == played else None
 
 
-def _coloured(encoder: TokenEncoder, explained: Explained, *, with_ids: bool) -> Text:
+def _colour_pieces(encoder: TokenEncoder, explained: Explained, *, with_ids: bool) -> Text:
     shown = Text()
     begun = -1
     for piece in explained.pieces:
@@ -166,11 +166,11 @@ def _coloured(encoder: TokenEncoder, explained: Explained, *, with_ids: bool) ->
             "observed": "yellow",
         }[piece.kind]
         for number in piece.ids:
-            shown.append(_piece(encoder, number, with_ids), style=style)
+            shown.append(_piece_text(encoder, number, with_ids), style=style)
     return shown
 
 
-def _footer(explained: Explained, environment: Environment | None) -> Iterator[str]:
+def _footer_lines(explained: Explained, environment: Environment | None) -> Iterator[str]:
     prompt, sampled = explained.count("prompt"), explained.count("sampled", "assumed")
     turns = len({piece.turn for piece in explained.pieces if piece.kind in ("sampled", "assumed")})
     yield (
@@ -196,7 +196,7 @@ def _numbers(turns: Sequence[int]) -> str:
     return ", ".join(str(turn + 1) for turn in turns)
 
 
-def _piece(encoder: TokenEncoder, number: int, with_id: bool) -> str:
+def _piece_text(encoder: TokenEncoder, number: int, with_id: bool) -> str:
     text = encoder.decode([number])
     return f"{text}⟨{number}⟩" if with_id else text
 
@@ -300,7 +300,7 @@ class ValidateCommand(WithSet, WithReader):
         ):  # what imported files and tools print is no part of the report
             report = validate(found, set=self.overrides, reader=self.reader_of)
         report = replace(report, files=len(self.files), faults=(*lacking, *report.faults))
-        verdicts = _verdicts(self, report)
+        verdicts = _verdicts_of(self, report)
         is_fine = all(one.will_run and (one.is_exact or one.history == "keep") for one in verdicts.values())
         is_good = report.is_valid and not (self.strict and report.warnings)
         if self.json:
@@ -310,7 +310,7 @@ class ValidateCommand(WithSet, WithReader):
             return 0 if is_good and is_fine else 1
         console = Console(file=sys.stdout, soft_wrap=True, highlight=False)
         for fault in (*report.faults, *report.warnings):
-            console.print(_shown(fault))
+            console.print(_fault_text(fault))
         for note in report.not_checked:
             console.print(f"[dim]not checked: {escape(note)}[/dim]")
         files = "1 file" if report.files == 1 else f"{report.files} files"
@@ -329,7 +329,7 @@ class ValidateCommand(WithSet, WithReader):
         return 1
 
 
-def _verdicts(args: ValidateCommand, report: Report) -> dict[str, Verdict]:
+def _verdicts_of(args: ValidateCommand, report: Report) -> dict[str, Verdict]:
     """For each file, whether training with the model will run and be exact; nothing where a file has faults."""
     if args.model is None or not report.is_valid:
         return {}
@@ -343,7 +343,7 @@ def _verdicts(args: ValidateCommand, report: Report) -> dict[str, Verdict]:
     return found
 
 
-def _shown(fault: Finding) -> str:
+def _fault_text(fault: Finding) -> str:
     head, *quoted = str(fault).split("\n")
     place = f"{fault.file}:{fault.line}:{fault.column}" if fault.line else fault.file
     rest = head.removeprefix(place)

@@ -29,7 +29,7 @@ from rlenv.collect.data import Data, Identity, Keep, Manifest, identity_of, read
 from rlenv.collect.encode import Encoded, EncodedRow, Unencodable, encode_episode
 from rlenv.dialects.base import Cut
 from rlenv.episodes.environment import Environment
-from rlenv.episodes.rollout import Job, play, together
+from rlenv.episodes.rollout import Job, gather_all, play
 from rlenv.errors import MissingExtra, UsageError
 from rlenv.messages import Message
 from rlenv.policies.base import Policy
@@ -394,4 +394,4 @@ async def play_jobs(
                 on_episode(trajectory, 0, recorder.append(trajectory))
 
     async with contextlib.aclosing(policy), environment:
-        await together([work() for _ in range(min(concurrency, len(jobs)))])
+        await gather_all([work() for _ in range(min(concurrency, len(jobs)))])

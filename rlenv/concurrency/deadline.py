@@ -46,7 +46,7 @@ def stopped(reason: str) -> asyncio.CancelledError:
     return asyncio.CancelledError(_Why(reason))
 
 
-def _why(error: BaseException | None) -> str:
+def _reason_of(error: BaseException | None) -> str:
     if isinstance(error, ToolFailed):
         return error.reason
     if isinstance(error, asyncio.CancelledError) and error.args and isinstance(error.args[0], _Why):
@@ -56,7 +56,7 @@ def _why(error: BaseException | None) -> str:
 
 # What may wait runs in a task of its own from the start. `asyncio.timeout` and anyio's scopes cancel the task that they
 # were opened in: were that the caller's, those of a coroutine that is left behind would cancel the caller later.
-async def _outcome(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
+async def _outcome_of(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
     """Its return value, or its exception: a task hands SystemExit to its loop, and what nobody retrieves to the log."""
     try:
         return await coroutine, None
@@ -85,7 +85,7 @@ async def drive(
     loop = asyncio.get_running_loop()
     limit = Countdown(seconds, spare_s)
     with running_under(limit):
-        task = loop.create_task(_outcome(coroutine))
+        task = loop.create_task(_outcome_of(coroutine))
     end, is_over = loop.time() + seconds, False
     cancelled: asyncio.CancelledError | None = None
     waiting: Coroutine[Any, Any, Any] = asyncio.sleep(0)  # many end with their first step, and need no timer
@@ -118,7 +118,7 @@ async def drive(
         if cancelled is not None:
             raise cancelled
         if is_over:
-            raise Expired(reason=_why(error))
+            raise Expired(reason=_reason_of(error))
         if error is not None:
             raise error
         return returned

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 from rlenv.concurrency.deadline import CallSlots, Countdown, Expired, Waited, bounded_by_itself, running_under, stopped
-from rlenv.concurrency.processes import Gone, Process, Program, StartFailed, ended
+from rlenv.concurrency.processes import Gone, Process, Program, StartFailed, await_end
 
 _T = TypeVar("_T")
 MARGIN_S: Final = 0.05
@@ -94,7 +94,7 @@ class Pool:
                         for is_last in (*[False] * (_TRIES - 1), True):
                             process = self._next(key)
                             try:
-                                await _started(process, timer)
+                                await _await_ready(process, timer)
                                 timer.reschedule(ends_at())
                                 return await work(process)
                             except Gone as error:
@@ -180,10 +180,10 @@ class Pool:
         while self._dying:
             process = self._dying.pop()
             if process.poll() is None:
-                await ended(process)
+                await await_end(process)
 
 
-async def _started(process: Process, timer: asyncio.Timeout) -> None:
+async def _await_ready(process: Process, timer: asyncio.Timeout) -> None:
     """Waits until it is ready, which has a limit of its own."""
     if not process.is_ready:
         timer.reschedule(None)

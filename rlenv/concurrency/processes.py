@@ -80,7 +80,7 @@ def delayed_s(pid: int) -> float:
         return 0.0
 
 
-def children(pid: int) -> list[int]:
+def child_pids(pid: int) -> list[int]:
     """The processes that `pid` has started; none where it has ended, or the system does not tell."""
     found: list[int] = []
     with contextlib.suppress(OSError):
@@ -92,7 +92,7 @@ def children(pid: int) -> list[int]:
 
 def only_child(pid: int) -> int | None:
     """The process that `pid` started; None where there is none, several, or the system does not tell."""
-    return found[0] if len(found := children(pid)) == 1 else None
+    return found[0] if len(found := child_pids(pid)) == 1 else None
 
 
 class Delays:
@@ -143,11 +143,11 @@ def cause_of(status: int) -> Cause:
     """The cause of a process's end, by its status; negative for a signal."""
     if status >= 0:
         return "exit"
-    name = ending(status)
+    name = ending_text(status)
     return next((cause for cause, names in SELF_MADE.items() if name in names), "outside")
 
 
-def ending(status: int) -> str:
+def ending_text(status: int) -> str:
     """A status for people: `status 3`, or the name of a signal."""
     if status < 0 and -status in set(signal.Signals):
         return signal.Signals(-status).name
@@ -160,7 +160,7 @@ class Gone(Exception):
     def __init__(self, status: int | None) -> None:
         self.status = status
         self.cause: Cause = "exit" if status is None else cause_of(status)
-        super().__init__("it closed its socket" if status is None else ending(status))
+        super().__init__("it closed its socket" if status is None else ending_text(status))
 
 
 class StartFailed(Exception):
@@ -240,7 +240,7 @@ class Process:
             return
         try:
             async with asyncio.timeout(self._started + _START_S - time.monotonic()):
-                body, _ = await self._frame()
+                body, _ = await self._read_frame()
         except TimeoutError as error:
             raise StartFailed(f"it was not ready within {_START_S:g} s") from error
         except Gone as error:
@@ -273,8 +273,8 @@ class Process:
             if sent < len(frame):
                 await asyncio.get_running_loop().sock_sendall(self.socket, memoryview(frame)[sent:])
         except OSError as error:
-            raise await self._gone() from error
-        answer = await self._frame()
+            raise await self._gone_error() from error
+        answer = await self._read_frame()
         self.is_busy = False
         return answer
 
@@ -285,13 +285,13 @@ class Process:
         said: dict[str, Any] = json.loads(body)
         return said
 
-    async def _frame(self) -> tuple[bytes, int | None]:
+    async def _read_frame(self) -> tuple[bytes, int | None]:
         """The next frame; what was read of it stays where the wait is cancelled."""
         if not self._has_frame():
-            await self._more()
+            await self._read_more()
         size = int.from_bytes(self._received[:8], "big")
         if not self._has_frame() or size > _MAX_FRAME:
-            raise await self._gone()
+            raise await self._gone_error()
         body = bytes(memoryview(self._received)[8 : 8 + size])
         self._received = bytearray()  # nothing follows an answer: a process is asked one thing at a time
         fd, self._fd = self._fd, None
@@ -301,7 +301,7 @@ class Process:
         found = self._received
         return len(found) >= 8 and len(found) >= 8 + min(int.from_bytes(found[:8], "big"), _MAX_FRAME)
 
-    async def _more(self) -> None:
+    async def _read_more(self) -> None:
         """Reads until there is a frame, or there will be none."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
@@ -327,7 +327,7 @@ class Process:
                     done.set_result(None)
 
         # A child that it forked may hold its socket open.
-        watched = _opened(self.process.pid) if not self._program.is_bare else -1
+        watched = _open_pidfd(self.process.pid) if not self._program.is_bare else -1
         loop.add_reader(self.socket, read)
         try:
             if watched >= 0:
@@ -339,7 +339,7 @@ class Process:
                 loop.remove_reader(watched)
                 os.close(watched)
 
-    async def _gone(self) -> Gone:
+    async def _gone_error(self) -> Gone:
         """The way it ended; the end of the socket is seen a little before the end of the process."""
         for _ in range(500):
             if (status := self.process.poll()) is not None:
@@ -387,7 +387,7 @@ class Process:
             os.killpg(self.process.pid, signal.SIGKILL)
 
 
-def _opened(pid: int) -> int:
+def _open_pidfd(pid: int) -> int:
     """A descriptor that can be read once the process has ended; -1 where there is none: not Linux, or an old one."""
     try:
         return os.pidfd_open(pid)
@@ -395,9 +395,9 @@ def _opened(pid: int) -> int:
         return -1
 
 
-async def ended(process: subprocess.Popen[bytes]) -> int:
+async def await_end(process: subprocess.Popen[bytes]) -> int:
     """The status with which `process` ends, reaped; negative for a signal."""
-    if (fd := _opened(process.pid)) < 0:
+    if (fd := _open_pidfd(process.pid)) < 0:
         return await asyncio.to_thread(process.wait)
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()

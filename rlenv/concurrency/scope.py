@@ -146,10 +146,10 @@ async def at_once(works: Iterable[Coroutine[Any, Any, _T]]) -> AsyncIterator[lis
     try:
         yield tasks
     finally:
-        await ended(*tasks)
+        await cancel_all(*tasks)
 
 
-async def ended(*tasks: asyncio.Future[Any] | None) -> None:
+async def cancel_all(*tasks: asyncio.Future[Any] | None) -> None:
     """Cancels tasks and waits for their ends, whatever these are; None stands for no task."""
     running = [task for task in tasks if task is not None]
     for task in running:

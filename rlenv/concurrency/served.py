@@ -59,13 +59,13 @@ def answer(host: socket.socket, ask: Callable[[bytes, int | None], tuple[bytes, 
         ask: the answer to a frame and to the descriptor that came with it, which stays the giver's; a descriptor that
             it gives is closed here.
     """
-    _shield()
+    _limit_self()
     gc.freeze()
     send(host, READY)
     host.settimeout(_IDLE_S)
     while True:
         try:
-            body, given = received(host)
+            body, given = receive_frame(host)
         except (TimeoutError, ConnectionError):
             return
         if body is None:
@@ -77,7 +77,7 @@ def answer(host: socket.socket, ask: Callable[[bytes, int | None], tuple[bytes, 
         finally:
             if given is not None:
                 os.close(given)
-        is_full = _memory(_RESIDENT) > _MAX_RESIDENT
+        is_full = _memory_bytes(_RESIDENT) > _MAX_RESIDENT
         host.settimeout(None)
         try:
             send(host, body, fd)
@@ -102,7 +102,7 @@ class within:
 
     def __enter__(self) -> None:
         cpu_s, wall_s, memory = self._limits
-        soft_limit(resource.RLIMIT_AS, _memory(_MAPPED) + memory)
+        soft_limit(resource.RLIMIT_AS, _memory_bytes(_MAPPED) + memory)
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
         signal.setitimer(signal.ITIMER_REAL, wall_s)
 
@@ -112,7 +112,7 @@ class within:
         soft_limit(resource.RLIMIT_AS, None)
 
 
-def _shield() -> None:
+def _limit_self() -> None:
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
     for number in (signal.SIGINT, signal.SIGHUP):
@@ -132,7 +132,7 @@ def soft_limit(kind: int, limit: int | None) -> None:
         resource.setrlimit(kind, (limit, hard))
 
 
-def _memory(field: int) -> int:
+def _memory_bytes(field: int) -> int:
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[field]) * resource.getpagesize()
@@ -148,17 +148,17 @@ def send(host: socket.socket, body: bytes, fd: int | None = None) -> None:
     host.sendall(memoryview(frame)[sent:])
 
 
-def received(host: socket.socket) -> tuple[bytes | None, int | None]:
+def receive_frame(host: socket.socket) -> tuple[bytes | None, int | None]:
     """The next frame and its descriptor; None at the end."""
     head, fds, _, _ = socket.recv_fds(host, 8, 1)
     if head and len(head) < 8:
-        head += _exactly(host, 8 - len(head))
+        head += _read_exactly(host, 8 - len(head))
     size = int.from_bytes(head, "big")
-    body = _exactly(host, size) if len(head) == 8 else b""
+    body = _read_exactly(host, size) if len(head) == 8 else b""
     return (body, fds[0] if fds else None) if len(head) == 8 and len(body) == size else (None, None)
 
 
-def _exactly(host: socket.socket, size: int) -> bytes:
+def _read_exactly(host: socket.socket, size: int) -> bytes:
     """So many bytes, or fewer at the end."""
     found = bytearray()
     while len(found) < size and (piece := host.recv(min(size - len(found), 1 << 20))):

@@ -145,7 +145,7 @@ def _run(job: ThreadJob) -> None:
     job.is_ended = True
 
 
-def _work(state: _State) -> None:
+def _work_jobs(state: _State) -> None:
     while (taken := _next_job(state)) is not None:
         job, mailbox = taken
         with state.lock:
@@ -270,7 +270,7 @@ class ThreadPool:
     def _spawn(self) -> bool:
         """Starts a thread; False where the system gives none but others are at work, which take its job later."""
         state = self._state
-        thread = threading.Thread(target=_work, args=(state,), name=f"rlenv-tool-{state.spawned}", daemon=True)
+        thread = threading.Thread(target=_work_jobs, args=(state,), name=f"rlenv-tool-{state.spawned}", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:
@@ -289,7 +289,7 @@ _lock: Final = threading.Lock()
 
 
 @cache
-def _portal() -> BlockingPortal:
+def _shared_portal() -> BlockingPortal:
     stack = ExitStack()
     portal = stack.enter_context(start_blocking_portal(name="rlenv"))
     atexit.register(stack.close)
@@ -304,7 +304,7 @@ def run_sync(function: Callable[_P, Awaitable[_T]], *args: _P.args, **kwargs: _P
     is cancelled.
     """
     with _lock:
-        portal = _portal()
+        portal = _shared_portal()
     future = portal.start_task_soon(lambda: function(*args, **kwargs))
     try:
         return future.result()

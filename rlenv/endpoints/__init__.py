@@ -23,7 +23,7 @@ from rlenv.concurrency.lanes import Event, check_going_out
 from rlenv.concurrency.scope import Scope
 from rlenv.dialects.base import CHARS_PER_TOKEN
 from rlenv.endpoints import account
-from rlenv.endpoints.raw_text import Around, RawText, asked_chat, completed, within
+from rlenv.endpoints.raw_text import Around, RawText, asked_chat, complete_taped, fit_room
 from rlenv.errors import EndpointError, UsageError
 from rlenv.language.spec import EndpointSpec, SamplingSpec
 from rlenv.messages import Message
@@ -169,7 +169,7 @@ class Client:
         def known_as() -> Event:
             return asked if asked is not None else asked_chat(self.endpoint.name, body, messages, tools)
 
-        return await completed(request, around, known_as, model=self.endpoint.model)
+        return await complete_taped(request, around, known_as, model=self.endpoint.model)
 
     async def post(
         self, path: str, body: Mapping[str, Any], *, deadline: float = inf, tokens: int | None = None, **tries: Any
@@ -181,7 +181,7 @@ class Client:
             EndpointError: the server refused, or did not answer within the retries.
         """
         url, lacking = self.endpoint.base_url + path, _without_choices
-        return await self.post_to(url, within(body, tokens), path=path, lacking=lacking, deadline=deadline, **tries)
+        return await self.post_to(url, fit_room(body, tokens), path=path, lacking=lacking, deadline=deadline, **tries)
 
     async def aclose(self) -> None:
         """Closes the connections; may be called twice."""
@@ -205,23 +205,23 @@ class Client:
         if most is not None and self._window is not None:
             asked = body.get("prompt") or body.get("messages")
             if most + len(str(asked)) // CHARS_PER_TOKEN > self._window:
-                room = await self._room(body, deadline)
-        lowered = within(body, room) if most is not None and room is not None and room > 0 else body
+                room = await self._room_left(body, deadline)
+        lowered = fit_room(body, room) if most is not None and room is not None and room > 0 else body
         try:
             return await self.post(path, lowered, deadline=deadline, **tries)
         except EndpointError as error:
             if error.status not in REFUSED:
                 raise
-            known, room = room, room if room is not None else await self._room(body, deadline)
+            known, room = room, room if room is not None else await self._room_left(body, deadline)
             if room is not None and room <= 0:
                 # A server names the limit first, also where a shorter one would be refused as well.
                 told = f"{error}; it counts {self._window or 0:,} tokens of context, and {-room:,} more in the prompt"
                 raise EndpointError(told, status=error.status, is_full=True) from error
             if known is not None or room is None or most is None or room >= most:
                 raise
-        return await self.post(path, within(body, room), deadline=deadline, **tries)
+        return await self.post(path, fit_room(body, room), deadline=deadline, **tries)
 
-    async def _room(self, body: Mapping[str, Any], deadline: float) -> int | None:
+    async def _room_left(self, body: Mapping[str, Any], deadline: float) -> int | None:
         """The number of tokens that the server's context has left behind a request; None where it does not say."""
         fields = ("model", "prompt", "add_special_tokens", "messages", "tools", "chat_template_kwargs")
         asked = {key: body[key] for key in fields if key in body}
@@ -275,7 +275,7 @@ class Client:
                 if wait > _MAX_WAIT_S or time.monotonic() + wait >= deadline:
                     break
                 self.retries += not is_free
-                await self._paused(wait, problem)
+                await self._pause(wait, problem)
             async with nullcontext() if is_beside or is_free else self.places:
                 limit_s = min(timeout_s, deadline - time.monotonic())
                 if limit_s <= 0:
@@ -283,7 +283,7 @@ class Client:
                 check_going_out(what)
                 self.requests += not is_free
                 with on_place():
-                    answer = await self._tried(url, data, tried + attempt, limit_s, lacking, is_free=is_free)
+                    answer = await self._try_once(url, data, tried + attempt, limit_s, lacking, is_free=is_free)
             if not isinstance(answer, _Problem):
                 return answer
             problem, decides = answer, answer.behind(decides)
@@ -293,21 +293,21 @@ class Client:
         facts = {"is_garbled": decides.is_garbled, "is_late": isinstance(decides.cause, TimeoutError)}
         raise EndpointError(told, status=decides.status, is_cut=decides.is_cut, **facts) from decides.cause
 
-    async def _paused(self, wait: float, problem: _Problem) -> None:
+    async def _pause(self, wait: float, problem: _Problem) -> None:
         """Waits before another try; an account counts what no request of its policy's brings about."""
         whose, is_late = account.asking(), isinstance(problem.cause, TimeoutError)
         is_barred = problem.status in (None, 429) and not (problem.is_garbled or is_late)
         with whose.account.bars() if is_barred and whose and whose.role == "policy" else nullcontext():
             await pause(wait)
 
-    async def _tried(
+    async def _try_once(
         self, url: str, data: bytes, attempt: int, limit_s: float, lacking: _Lacking, *, is_free: bool
     ) -> dict[str, Any] | _Problem:
         """One try, which is counted for whoever asks, also where nobody waits for its end."""
         whose, began = account.asking(), time.monotonic()
         usage, failed = account.Usage(), True
         try:
-            answer = await self._once(url, data, attempt, limit_s)
+            answer = await self._post_once(url, data, attempt, limit_s)
             if isinstance(answer, _Problem):
                 return answer
             usage, missing = account.usage_of(answer), lacking(answer)
@@ -317,7 +317,7 @@ class Client:
             if whose is not None and not is_free:
                 whose.tried(self.endpoint.model, usage, failed=failed, seconds=time.monotonic() - began)
 
-    async def _once(self, url: str, data: bytes, attempt: int, timeout_s: float) -> dict[str, Any] | _Problem:
+    async def _post_once(self, url: str, data: bytes, attempt: int, timeout_s: float) -> dict[str, Any] | _Problem:
         import aiohttp
 
         session = self._session = self._session or connections()
@@ -355,7 +355,7 @@ class Client:
             wait_s = account.seconds_of(retry_after)
             return _Problem(text, status, may_pass=status in _RETRIED, wait_s=wait_s, is_cut=is_cut)
         try:
-            answer = _parsed(raw) if len(raw) <= _LARGE_BYTES else await asyncio.to_thread(_parsed, raw)
+            answer = _parse_answer(raw) if len(raw) <= _LARGE_BYTES else await asyncio.to_thread(_parse_answer, raw)
         except TooMuchJson as error:
             return _Problem(f"the server's answer is too much: {error}", may_pass=False, is_garbled=True)
         except ValueError:
@@ -426,7 +426,7 @@ def _without_choices(answer: dict[str, Any]) -> str:
     return "" if isinstance(choices, list) and choices else "the server's answer holds no choices"
 
 
-def _parsed(raw: bytes) -> Any:
+def _parse_answer(raw: bytes) -> Any:
     check_json(raw, max_bytes=_MAX_BYTES, max_values=_MAX_VALUES)
     return json.loads(raw)  # a lone surrogate in a model's words is no reason to lose them
 

@@ -142,21 +142,21 @@ def read_chat(answer: Mapping[str, Any]) -> Completion:
             raise UnreadableAnswer("the server's tool call holds no function")
         identity = item.get("id")
         calls.append(read_call(function, identity if isinstance(identity, str) else f"call_{index}"))
-    text, images = _content(message.get("content"))
+    text, images = _parse_content(message.get("content"))
     # Servers that generate images list them beside the text.
     extra = message.get("images")
-    images += _content(extra)[1] if isinstance(extra, list) else ()
-    thinking = next((word for key in _THINKING if (word := _word(message.get(key)))), "")
+    images += _parse_content(extra)[1] if isinstance(extra, list) else ()
+    thinking = next((word for key in _THINKING if (word := _text_or_empty(message.get(key)))), "")
     made = Message("assistant", text, tuple(calls), images=images, thinking=thinking)
-    refusal = _word(message.get("refusal"))[:_MAX_SHOWN]
-    told, usage = _word(choice.get("finish_reason")), usage_of(answer)
+    refusal = _text_or_empty(message.get("refusal"))[:_MAX_SHOWN]
+    told, usage = _text_or_empty(choice.get("finish_reason")), usage_of(answer)
     return Completion(made, told, usage, refusal=refusal, tokens=tokens_of(answer, choice))
 
 
 def read_text(answer: Mapping[str, Any]) -> Completion:
     """The first choice of a completion of raw text; raises UnreadableAnswer where it is not of the format."""
     choice, text = _choice(answer, "text", str, "the completion holds no text")
-    made, told = Message("assistant", text), _word(choice.get("finish_reason"))
+    made, told = Message("assistant", text), _text_or_empty(choice.get("finish_reason"))
     return Completion(made, told, usage_of(answer), _stopped_at(choice), tokens=tokens_of(answer, choice))
 
 
@@ -165,7 +165,7 @@ def _stopped_at(choice: Mapping[str, Any]) -> str | None:
     was met."""
     for key in ("stop_reason", "matched_stop"):
         if key in choice:
-            return _word(choice[key])
+            return _text_or_empty(choice[key])
     return None
 
 
@@ -180,7 +180,7 @@ def _choice(answer: Mapping[str, Any], key: str, kind: type[_T], without: str) -
     return choices[0], held
 
 
-def _content(content: Any) -> tuple[str, tuple[Image, ...]]:
+def _parse_content(content: Any) -> tuple[str, tuple[Image, ...]]:
     if isinstance(content, str):
         return content, ()
     texts: list[str] = []
@@ -206,7 +206,7 @@ def read_call(function: Mapping[str, Any], identity: str) -> ToolCall | Malforme
     raw = function.get("arguments")
     name = name if isinstance(name, str) else ""
     shown = raw if isinstance(raw, str) else "" if raw is None else repr(raw)
-    arguments, reason = _arguments({} if raw is None else raw)
+    arguments, reason = _parse_arguments({} if raw is None else raw)
     if not name:
         reason = "the call has no name; expected the name of a tool"
     elif not reason and value_fault(name):
@@ -216,7 +216,7 @@ def read_call(function: Mapping[str, Any], identity: str) -> ToolCall | Malforme
     return ToolCall(name, arguments, identity)
 
 
-def _arguments(raw: Any) -> tuple[dict[str, Any], str]:
+def _parse_arguments(raw: Any) -> tuple[dict[str, Any], str]:
     """The arguments, or why there are none."""
     value = raw
     if isinstance(raw, str):
@@ -241,20 +241,20 @@ def usage_of(answer: Mapping[str, Any]) -> Usage:
     usage = answer.get("usage")
     if not isinstance(usage, dict):
         return Usage()
-    prompt, completion = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
+    prompt, completion = _token_count(usage, "prompt_tokens"), _token_count(usage, "completion_tokens")
     if not prompt or completion is None:
         return Usage()  # half of what an answer took is no sum of it
-    cached = _count(usage.get("prompt_tokens_details"), "cached_tokens") or 0
-    reasoning = _count(usage.get("completion_tokens_details"), "reasoning_tokens") or 0
+    cached = _token_count(usage.get("prompt_tokens_details"), "cached_tokens") or 0
+    reasoning = _token_count(usage.get("completion_tokens_details"), "reasoning_tokens") or 0
     return Usage(prompt, completion, min(cached, prompt), min(reasoning, completion))
 
 
-def _count(held: Any, name: str) -> int | None:
+def _token_count(held: Any, name: str) -> int | None:
     count = held.get(name) if isinstance(held, dict) else None
     return count if type(count) is int and 0 <= count < _MOST_TOKENS else None
 
 
-def _word(value: Any) -> str:
+def _text_or_empty(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
@@ -299,9 +299,9 @@ class Account:
         """Adds to the sums of the usage's role and model."""
         if self._entries is None:
             self._entries = {}
-        _add(self._entries, usage)
+        _add_usage(self._entries, usage)
         if self._above is not None:
-            self._above.account.add(replace(usage, role=_below(self._above.role, usage.role)))
+            self._above.account.add(replace(usage, role=_role_below(self._above.role, usage.role)))
 
 
 class Asking:
@@ -371,23 +371,23 @@ class asks(counted):
 
     def __init__(self, role: str) -> None:
         around = _asking.get()
-        super().__init__(*((None,) if around is None else (around.account, _below(around.role, role))))
+        super().__init__(*((None,) if around is None else (around.account, _role_below(around.role, role))))
 
 
 def as_recorded(entries: Iterable[ModelUsage]) -> tuple[ModelUsage, ...]:
     """The usage of a recorded episode, as figures of one that is made of it: nobody asks for it again."""
-    return merged(replace(one, is_recorded=True) for one in entries)
+    return merge_usage(replace(one, is_recorded=True) for one in entries)
 
 
-def merged(entries: Iterable[ModelUsage]) -> tuple[ModelUsage, ...]:
+def merge_usage(entries: Iterable[ModelUsage]) -> tuple[ModelUsage, ...]:
     """One entry for each role and model, and for what was recorded apart."""
     found: dict[tuple[str, str, bool], ModelUsage] = {}
     for one in entries:
-        _add(found, one)
+        _add_usage(found, one)
     return tuple(found.values())
 
 
-def _add(entries: dict[tuple[str, str, bool], ModelUsage], usage: ModelUsage) -> None:
+def _add_usage(entries: dict[tuple[str, str, bool], ModelUsage], usage: ModelUsage) -> None:
     key = (usage.role, usage.model, usage.is_recorded)
     before = entries.get(key)
     if before is not None:
@@ -395,7 +395,7 @@ def _add(entries: dict[tuple[str, str, bool], ModelUsage], usage: ModelUsage) ->
     entries[key] = usage
 
 
-def _below(role: str, inner: str) -> str:
+def _role_below(role: str, inner: str) -> str:
     return f"{role} > {inner}" if role and inner else role or inner
 
 

@@ -82,12 +82,12 @@ class RawText:
             body["stop"] = list(wanted)
 
         async def request(**tries: Any) -> Completion:
-            return await self._asked(body, tuple(stops), deadline, **tries)
+            return await self._ask_server(body, tuple(stops), deadline, **tries)
 
         endpoint = self._client.endpoint
-        return await completed(request, around, partial(asked_text, endpoint.name, body), model=endpoint.model)
+        return await complete_taped(request, around, partial(asked_text, endpoint.name, body), model=endpoint.model)
 
-    async def _asked(
+    async def _ask_server(
         self, body: Mapping[str, Any], stops: tuple[str, ...], deadline: float, **tries: Any
     ) -> Completion:
         try:
@@ -103,9 +103,9 @@ class RawText:
             ) from error
         self._is_understood = True
         completion = self._client.counted(read_text, answer)
-        return self._closed(completion, stops) if stops else completion
+        return self._close_at_stop(completion, stops) if stops else completion
 
-    def _closed(self, completion: Completion, stops: tuple[str, ...]) -> Completion:
+    def _close_at_stop(self, completion: Completion, stops: tuple[str, ...]) -> Completion:
         """A completion with the stop text that it ended at, which servers leave out.
 
         With vLLM's `include_stop_str_in_output` it would stand there, but so would the end token of a turn that ended
@@ -126,7 +126,7 @@ class RawText:
         return replace(completion, message=Message("assistant", text + completion.stopped_at))
 
 
-def within(body: Mapping[str, Any], room: int | None) -> Mapping[str, Any]:
+def fit_room(body: Mapping[str, Any], room: int | None) -> Mapping[str, Any]:
     """The request with limits that `room` tokens hold; as it is, where that is None.
 
     The least number that an author asks for comes down with the limit: a server refuses the two crossed, and whoever
@@ -178,7 +178,7 @@ def _without_ids(message: dict[str, Any]) -> dict[str, Any]:
     return message
 
 
-async def completed(
+async def complete_taped(
     request: Callable[..., Awaitable[Completion]], around: Around | None, asked: Callable[[], Event], *, model: str
 ) -> Completion:
     """The answer to a request: from the tape, or from the server, and then kept.
@@ -202,10 +202,10 @@ async def completed(
 
     if (lane := here()) is None:
         return await ask()
-    return await through(lane, asked(), ask, again=partial(_again, model=model), kept=kept, failed=_failed)
+    return await through(lane, asked(), ask, again=partial(_from_tape, model=model), kept=kept, failed=_failure)
 
 
-def _failed(event: Event, error: BaseException) -> Event | None:
+def _failure(event: Event, error: BaseException) -> Event | None:
     if isinstance(error, asyncio.CancelledError):
         return event.ended("cancelled")
     if isinstance(error, EndpointError):
@@ -214,7 +214,7 @@ def _failed(event: Event, error: BaseException) -> Event | None:
     return event.ended("failed", {"bug": type(error).__name__}, "bug") if isinstance(error, Exception) else None
 
 
-def _again(event: Event, *, model: str) -> Completion:
+def _from_tape(event: Event, *, model: str) -> Completion:
     held, whose = event.response, asking()
     if event.outcome == "failed":
         if whose is not None:

@@ -41,27 +41,27 @@ class SampledTokens:
 def tokens_of(answer: Mapping[str, Any], choice: Mapping[str, Any]) -> SampledTokens | None:
     """The tokens of an answer's choice, in any of the forms above; None where there are none."""
     told, meta = choice.get("logprobs"), choice.get("meta_info")
-    triples = [one if isinstance(one, list) else [] for one in _list(meta, "output_token_logprobs")]
-    named, logprobs = _told(told)
-    ids = _all(_list(choice, "token_ids"), _id) or _all((one[1] if one[1:] else None for one in triples), _id)
+    triples = [one if isinstance(one, list) else [] for one in _list_at(meta, "output_token_logprobs")]
+    named, logprobs = _tokens_told(told)
+    ids = _all(_list_at(choice, "token_ids"), _to_id) or _all((one[1] if one[1:] else None for one in triples), _to_id)
     ids = ids or _all(named, _named_id)
     logprobs = [one[0] if one else None for one in triples] or logprobs
-    numbers = _all(logprobs, _finite)
-    prompt = _all(_list(choice, "prompt_token_ids") or _list(answer, "prompt_token_ids"), _id)
+    numbers = _all(logprobs, _to_finite)
+    prompt = _all(_list_at(choice, "prompt_token_ids") or _list_at(answer, "prompt_token_ids"), _to_id)
     if ids and len(numbers) != len(ids):
         numbers = ()
     return SampledTokens(ids, prompt, numbers) if ids or prompt or numbers else None
 
 
-def _told(told: Any) -> tuple[list[Any], list[Any]]:
+def _tokens_told(told: Any) -> tuple[list[Any], list[Any]]:
     """The tokens and the log-probabilities of OpenAI's `logprobs`, of a conversation or of raw text."""
-    content = [one if isinstance(one, dict) else {} for one in _list(told, "content")]
+    content = [one if isinstance(one, dict) else {} for one in _list_at(told, "content")]
     if content:
         return [one.get("token") for one in content], [one.get("logprob") for one in content]
-    return _list(told, "tokens"), _list(told, "token_logprobs")
+    return _list_at(told, "tokens"), _list_at(told, "token_logprobs")
 
 
-def _list(held: Any, key: str) -> list[Any]:
+def _list_at(held: Any, key: str) -> list[Any]:
     value = held.get(key) if isinstance(held, Mapping) else None
     return value if isinstance(value, list) else []
 
@@ -76,16 +76,16 @@ def _all(values: Iterable[Any], read: Callable[[Any], _T | None]) -> tuple[_T, .
     return tuple(read_ones)
 
 
-def _id(value: Any) -> int | None:
+def _to_id(value: Any) -> int | None:
     return value if type(value) is int and 0 <= value < _MOST_ID else None
 
 
 def _named_id(value: Any) -> int | None:
     digits = value.removeprefix(_AS_ID) if isinstance(value, str) and value.startswith(_AS_ID) else ""
-    return _id(int(digits)) if digits.isascii() and digits.isdigit() and len(digits) < 12 else None
+    return _to_id(int(digits)) if digits.isascii() and digits.isdigit() and len(digits) < 12 else None
 
 
-def _finite(value: Any) -> float | None:
+def _to_finite(value: Any) -> float | None:
     return float(value) if type(value) in (int, float) and -_MOST_FLOAT <= value <= _MOST_FLOAT else None
 
 

@@ -128,7 +128,7 @@ class Compiled:
 
     def lacks(self, group: str, name: str) -> bool:
         """True for an entry that is itself at fault: what names it is not."""
-        return _lacks(self.broken, group, name)
+        return _is_lacking(self.broken, group, name)
 
 
 def compile_parts(loaded: LoadedSpec, make: Make) -> Parts:
@@ -206,7 +206,7 @@ class _Work:
         try:
             return build()
         except UnknownEntry as error:
-            if not _lacks(self.broken, error.group, error.name):
+            if not _is_lacking(self.broken, error.group, error.name):
                 entries = getattr(self.spec, error.group, ())
                 broken = [name for name in entries if f"{error.group}.{name}" in self.broken]
                 self.faults.append(entry_fault(self.loaded.document, path, error.knowing(broken)))
@@ -228,7 +228,7 @@ class _Work:
     def resources(self) -> None:
         for name, entry in self.spec.resources.items():
             path = f"resources.{name}"
-            context = self._context(path, entry, {})
+            context = self._context_of(path, entry, {})
             made = self.attempt(path, partial(registry.get("resources", entry.kind).factory, name, entry, context))
             if made is not None:
                 self.resources_made[name] = made
@@ -236,17 +236,17 @@ class _Work:
     def tools(self) -> None:
         for name, entry in self.spec.tools.items():
             path = f"tools.{name}"
-            context = self._context(path, entry, self.resources_made, tools=dict(self.tools_made))
+            context = self._context_of(path, entry, self.resources_made, tools=dict(self.tools_made))
             self.attempt(path, partial(offering, entry))
             made = self.attempt(path, partial(registry.get("tools", entry.kind).factory, name, entry, context))
             if isinstance(made, RowTools):
-                self.attempt(path, partial(self._governed, made.made([{"name": name}]), name, entry))
+                self.attempt(path, partial(self._govern_tools, made.made([{"name": name}]), name, entry))
                 self.row_tools[name] = made
                 if isinstance(entry.ends, str):
                     self.attempt(path, partial(ending, entry.ends))
                 continue
             if made:
-                made = self.attempt(path, partial(self._governed, made, name, entry))
+                made = self.attempt(path, partial(self._govern_tools, made, name, entry))
             if made is None and entry.kind == "mcp":
                 self.broken.add("tools.*")  # nobody knows what it would have given
             for tool in made or ():
@@ -256,7 +256,7 @@ class _Work:
                     self.broken.add(path)
                 self.tools_made[tool.name] = tool
 
-    def _governed(self, made: Sequence[Tool], name: str, entry: ToolSpec) -> tuple[Tool, ...]:
+    def _govern_tools(self, made: Sequence[Tool], name: str, entry: ToolSpec) -> tuple[Tool, ...]:
         with under("parameters"):
             for tool in made:
                 ArgumentCheck(tool.parameters, tool=tool.name)
@@ -285,7 +285,7 @@ class _Work:
         entry = self.spec.user
         if entry is None:
             return None
-        context = self._context("user", entry, self.resources_made, tools=self.tools_made)
+        context = self._context_of("user", entry, self.resources_made, tools=self.tools_made)
         made = self.attempt("user", partial(registry.get("users", entry.kind).factory, entry, context))
         if getattr(entry, "opponent", "") == "oracle" and not self.spec.oracle:
             message = "the opponent is the oracle, and the spec has none"
@@ -301,7 +301,7 @@ class _Work:
                    *((at.format(index), one) for index, one in enumerate(prompt.shown))]  # fmt: skip
         if prompt.asks:
             entries.append(("prompt.user", {"role": "user", "content": prompt.user}))
-        made = [self.attempt(path, partial(_shown, path, entry)) for path, entry in entries]
+        made = [self.attempt(path, partial(_compile_entry, path, entry)) for path, entry in entries]
         return tuple(one for one in made if one is not None)
 
     def template(self, path: str, source: str | None) -> Template | None:
@@ -349,12 +349,12 @@ class _Work:
             raise SpecError([fault_of(self.loaded.document, finding) for finding in findings])
         return dialect
 
-    def _context(self, path: str, entry: Spec, resources: Mapping[str, Resource], **more: Any) -> CompileContext:
+    def _context_of(self, path: str, entry: Spec, resources: Mapping[str, Resource], **more: Any) -> CompileContext:
         bases = bases_of(self.loaded, path, entry)
         return CompileContext(self.loaded.base_of(path), self.spec.vars, resources, bases, **self._shared, **more)
 
 
-def _shown(path: str, entry: str | Mapping[str, Any]) -> PromptEntry:
+def _compile_entry(path: str, entry: str | Mapping[str, Any]) -> PromptEntry:
     """One entry of the prompt, compiled. Raises UsageError: it is no message, or a template of it cannot be read."""
     if isinstance(entry, str):
         template = template_of(entry, key="")
@@ -399,7 +399,7 @@ def messages_of(one: PromptEntry, values: Mapping[str, Any], images: tuple[Image
     return [Message(one.role, text, images=images, authored=authored)]
 
 
-def _lacks(broken: Set[str], group: str, name: str) -> bool:
+def _is_lacking(broken: Set[str], group: str, name: str) -> bool:
     return not broken.isdisjoint((group, f"{group}.*", f"{group}.{name}"))
 
 

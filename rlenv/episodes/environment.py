@@ -19,7 +19,7 @@ from rlenv.dialects.base import Cut, SameTurn, cut_chars, first_calls, shower
 from rlenv.dialects.built_in import broken_message, find_mark
 from rlenv.episodes.compile import Parts, compile_parts, messages_of
 from rlenv.episodes.episode import Episode
-from rlenv.episodes.players import Seat, Seated, opponent_of, seated
+from rlenv.episodes.players import Seat, Seated, opponent_of, seat_players
 from rlenv.errors import EpisodeError, SpecError, UsageError
 from rlenv.images import UnreadableImage, image_of, listed
 from rlenv.language.expressions import EpisodeLimits
@@ -277,7 +277,7 @@ class Environment:
             row, task, seed = task, -1, seed or 0
         self.parts.check_rows((row,))
         if self.players is not None:
-            return seated(Seated(self, row, split, task, seed, cut or self._cut, opening=opening), others)
+            return seat_players(Seated(self, row, split, task, seed, cut or self._cut, opening=opening), others)
         return Episode(self, row, split, task, seed, cut or self._cut, opening=opening)
 
     async def score_groups(
@@ -402,7 +402,7 @@ class Environment:
         if not action.tool_calls:
             return content, read
         # Structured calls win over text that looks like a call: the server has already split the two.
-        calls = tuple(map(sound, first_calls(action.tool_calls, most)))
+        calls = tuple(map(sound_call, first_calls(action.tool_calls, most)))
         text = dialect.render_action(replace(action, tool_calls=calls))
         # Where the family writes calls in front, the content stands elsewhere than where it was read.
         places = read.content_at if text.startswith(content) else ()
@@ -432,7 +432,7 @@ class Environment:
         return handle
 
 
-def sound(call: ToolCall | MalformedCall) -> ToolCall | MalformedCall:
+def sound_call(call: ToolCall | MalformedCall) -> ToolCall | MalformedCall:
     """A call that came as data, malformed where its name or arguments are none: the guarantee of one that is read."""
     if isinstance(call, MalformedCall):
         return call

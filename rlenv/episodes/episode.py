@@ -5,7 +5,7 @@
               -> _converse   lets the simulated user answer it, and then
               -> _go_on      goes on to the next turn, or where a limit was reached or nothing is left to do
               -> _finish     ends the episode
-    every end is _end (scored) or _fail (without a reward); `Trajectory` says what the episode has ended as
+    every end is _end (scored) or _end_failed (without a reward); `Trajectory` says what the episode has ended as
 
 What calls run on and what is earned is in `episodes.tools`, what the user hears in `users.base`.
 """
@@ -118,7 +118,7 @@ class Episode:
         self._is_open = True
         self._started = self.tools.begun = time.monotonic()
         if self.refused:
-            self._fail("task", self.refused)
+            self._end_failed("task", self.refused)
             return
         try:
             if self.environment.toolsets.is_by_row:
@@ -127,12 +127,12 @@ class Episode:
                 await self.tools.open()
             self.messages = self.environment.prompt(self.task, self.tools.resources)
             if self.environment.speaks_first(self.messages):
-                said = self.opening if self.opening is not None else await self._replied(None)
+                said = self.opening if self.opening is not None else await self._ask_user(None)
                 if said is None:
                     raise EpisodeError("the user has nothing to say to begin with", reason="user")
                 self.messages = (*self.messages, Message("user", said))
         except EpisodeError as error:
-            self._fail(error.reason, str(error))
+            self._end_failed(error.reason, str(error))
         except BaseException:
             await self.aclose()
             raise
@@ -228,7 +228,7 @@ class Episode:
                 self._sampled = _UNSAID
             return await self._step(action)
         except EpisodeError as error:
-            self._fail(error.reason, str(error))
+            self._end_failed(error.reason, str(error))
             return self._last_step()
         finally:
             if self._trajectory is None:
@@ -252,10 +252,10 @@ class Episode:
     def fail(self, reason: str, message: str) -> Trajectory:
         """Ends the episode with an invalid reward, as a driver does when its policy or its own code failed."""
         if self._trajectory is None:
-            self._fail(reason, message)
+            self._end_failed(reason, message)
         return self.trajectory
 
-    async def _replied(self, parsed: ParsedAction | None) -> str | None:
+    async def _ask_user(self, parsed: ParsedAction | None) -> str | None:
         """The user's reply. It has a whole episode's time from now; a user who needs more is an EpisodeError."""
         environment = self.environment
         own_s = max(self.limits.episode_s, getattr(environment.parts.simulated, "reply_s", 0.0))
@@ -339,7 +339,7 @@ class Episode:
             reason = "tool" if found is None else "answer"
             return await self._finish(terminated=end[1] == "ended", reason=reason, found=found)
         shown = environment.show, self.cut, self.task, len(self.turns), environment.keeps_images
-        observation = self._observation(result_messages(results, *shown), results)
+        observation = self._observe(result_messages(results, *shown), results)
         self._add_turn(text, parsed, begun, results, observation, malformed)
         if (reason := self._limit_reached(observation, deadline)) or self._reward.scorer.has_turn_terms:
             return await self._go_on(observation, reason)
@@ -362,7 +362,7 @@ class Episode:
         if len(self.turns) + 1 >= self.limits.turns:  # nobody would read the reply
             reason = "turns"
         else:
-            said = await self._replied(parsed)
+            said = await self._ask_user(parsed)
             reason = "time" if self.now() >= deadline else "user"
         if said is None:
             self._add_turn(text, parsed, begun)
@@ -370,7 +370,7 @@ class Episode:
         if environment.toolsets.changes:
             self._replies += 1
             said += self.tools.offer(self._replies)
-        observation = self._observation((Message("user", said),))
+        observation = self._observe((Message("user", said),))
         self._add_turn(text, parsed, begun, (), observation)
         self._heard = len(self.turns)
         return await self._go_on(observation, self._limit_reached(observation, deadline))
@@ -396,7 +396,7 @@ class Episode:
         scores = self._reward.scorer.has_turn_terms
         return _step(observation, await self._reward.score_turn(self.messages, self.turns) if scores else 0.0)
 
-    def _observation(self, messages: tuple[Message, ...], results: tuple[ToolResult, ...] = ()) -> Observation:
+    def _observe(self, messages: tuple[Message, ...], results: tuple[ToolResult, ...] = ()) -> Observation:
         if self._sampled.finish_reason == _CUT:
             messages = told_of_cut(messages)
         # With a tokenizer bound, the chat template's own ids are what the policy sees; nobody reads the text.
@@ -426,20 +426,20 @@ class Episode:
         self._is_ending = True
         lasted_s = min(time.monotonic() - self._started, self.limits.episode_s) if reason == "time" else 0.0
         if why := self.tools.account.barred(lasted_s):  # the time was not the policy's
-            self._fail(PolicyError.reason, why)
+            self._end_failed(PolicyError.reason, why)
             return
         try:
             answer, reward, success = await self._reward.score(self.messages, self.turns, reason=reason, found=found)
         except CassetteError as error:
-            self._fail(error.reason, str(error))
+            self._end_failed(error.reason, str(error))
             return
         if (lane := here()) is not None and (missed := lane.tape.missed_request(lane.episode)):
-            self._fail(CassetteError.reason, missed)  # whoever asked has made something else of it
+            self._end_failed(CassetteError.reason, missed)  # whoever asked has made something else of it
             return
         made = self.record(answer=answer)
         self._trajectory = Trajectory.ended(made, terminated=terminated, reason=reason, reward=reward, success=success)
 
-    def _fail(self, reason: str, message: str) -> None:
+    def _end_failed(self, reason: str, message: str) -> None:
         failure = Failure(reason, message)
         reward = self._reward.scorer.failed(failure, turns=len(self.turns))
         self._trajectory = Trajectory.failed(failure=failure, reward=reward, **self.record())

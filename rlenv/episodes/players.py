@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rlenv.concurrency.lanes import entered
-from rlenv.concurrency.scope import ended
+from rlenv.concurrency.scope import cancel_all
 from rlenv.episodes.episode import Episode
 from rlenv.episodes.rollout import drive
 from rlenv.episodes.tools import EpisodeReward, EpisodeTools, end_of
@@ -51,7 +51,7 @@ def played_by(policy: Policy) -> Seat:
     return play
 
 
-async def by_chance(episode: Seated) -> None:
+async def play_by_chance(episode: Seated) -> None:
     """Plays another player's episode by chance, to the end of the game: it never answers, and calls as schemas allow.
 
     No call is made again once it was refused, unless no other can be drawn. It speaks where a message passes the turn
@@ -81,10 +81,10 @@ def opponent_of(environment: Environment) -> Policy | Seat | None:
     name = getattr(environment.spec.user, "opponent", "self")
     if name == "oracle":
         return environment.oracle()
-    return by_chance if name == "random" else None
+    return play_by_chance if name == "random" else None
 
 
-def seated(episode: Seated, others: Policy | Seat | None) -> Seated:
+def seat_players(episode: Seated, others: Policy | Seat | None) -> Seated:
     """The episode of a row's player, with a table for it and the others.
 
     Raises:
@@ -95,7 +95,7 @@ def seated(episode: Seated, others: Policy | Seat | None) -> Seated:
     if (name := episode.task.get("player")) not in players.roles:
         hint = f"give the row 'player': one of {', '.join(players.roles)}"
         raise UsageError(f"the row's player is {name!r}", hint=hint)
-    play = others or environment.opponent or by_chance
+    play = others or environment.opponent or play_by_chance
     episode.table = Seating(players, episode, play if callable(play) else played_by(play))
     return episode
 
@@ -149,7 +149,7 @@ class Seated(Episode):
             self._news = await self.table.begin(self)
         except EpisodeError as error:
             self._is_open = True
-            self._fail(error.reason, str(error))
+            self._end_failed(error.reason, str(error))
             return
         except BaseException:
             await self.aclose()
@@ -175,7 +175,7 @@ class Seated(Episode):
         others = self.table.ended if self.table.first is self else ()
         return {**super().record(answer=answer), "others": others}
 
-    async def _replied(self, parsed: ParsedAction | None) -> str | None:
+    async def _ask_user(self, parsed: ParsedAction | None) -> str | None:
         if parsed is None:
             return self._news or _BEGINS
         heard = await self.table.turn(self, spoken(redact(parsed.content)))
@@ -188,9 +188,9 @@ class Seated(Episode):
         if self.table.first is self and self.failure is None:
             await self.table.finish(reason)
 
-    def _fail(self, reason: str, message: str) -> None:
+    def _end_failed(self, reason: str, message: str) -> None:
         self.table.fail(self, EpisodeError(message, reason=reason))
-        super()._fail(reason, message)
+        super()._end_failed(reason, message)
 
 
 class Seating:
@@ -243,7 +243,7 @@ class Seating:
                 other.tools.account, other.tools.counting = shared.account, shared.counting
                 with entered(f"player {name} >"):
                     self._tasks[name] = asyncio.create_task(self._run(name, other))
-        heard = await self._come(seat)
+        heard = await self._await_turn(seat)
         return None if self._is_over else heard
 
     async def turn(self, seat: Seated, said: str | None, calls: Iterable[tuple[Any, ToolResult]] = ()) -> str | None:
@@ -264,15 +264,15 @@ class Seating:
         elif players.hears == "all":
             said = "\n".join(told(*pair) for pair in calls)
         self._log.append((name, said or ""))
-        return await self._come(seat)
+        return await self._await_turn(seat)
 
-    async def _come(self, seat: Seated) -> str | None:
+    async def _await_turn(self, seat: Seated) -> str | None:
         name, limit_s = seat.task["player"], seat.limits.episode_s
-        self._tell()
+        self._tell_moved()
         self._waiting.add(name)
         try:
             async with asyncio.timeout(max(0.0, seat._started + limit_s - time.monotonic())):
-                while (whose := self._whose()) != name:
+                while (whose := self._player_in_turn()) != name:
                     if whose is None:
                         return None
                     await self._moved.wait()
@@ -280,13 +280,13 @@ class Seating:
             self.leave()
         finally:
             self._waiting.discard(name)
-        return self._heard(seat, name)
+        return self._news_for(seat, name)
 
-    def _tell(self) -> None:
+    def _tell_moved(self) -> None:
         self._moved.set()
         self._moved = asyncio.Event()
 
-    def _whose(self) -> str | None:
+    def _player_in_turn(self) -> str | None:
         """The player whose turn it is; None where all is over."""
         if self._error is not None:
             raise self._error
@@ -314,7 +314,7 @@ class Seating:
         """True where a player's calls may have made `next` what it is: it is nobody's turn then, and all are scored."""
         return bool(self._log and self._players.next and "resources" in self._players.next.names)
 
-    def _heard(self, seat: Seated, name: str) -> str:
+    def _news_for(self, seat: Seated, name: str) -> str:
         start, self._read[name] = self._read.get(name, 0), len(self._log)
         news = [(player, text) for player, text in self._log[start:] if player != name]
         if not news:
@@ -341,7 +341,7 @@ class Seating:
     def leave(self) -> None:
         """Ends it for all: who waits for a turn waits no longer."""
         self._is_over = True
-        self._tell()
+        self._tell_moved()
 
     def fail(self, seat: Seated, error: Exception) -> None:
         """Makes the episodes of all players invalid, since that of `seat` is."""
@@ -354,7 +354,7 @@ class Seating:
                 task.cancel()
             for other in self._others.values():
                 if other.failure is None:
-                    Episode._fail(other, getattr(self._error, "reason", "user"), str(self._error))
+                    Episode._end_failed(other, getattr(self._error, "reason", "user"), str(self._error))
 
     async def finish(self, reason: str) -> None:
         """Waits for the others once the first episode has ended, and adds them to its record."""
@@ -367,7 +367,7 @@ class Seating:
             if not other.is_ended and self._error is None:
                 await other.truncate(reason)
         if isinstance(self._error, EpisodeError):
-            self.first._fail(self._error.reason, str(self._error))
+            self.first._end_failed(self._error.reason, str(self._error))
         elif self._error is not None:
             raise self._error
         else:
@@ -375,4 +375,4 @@ class Seating:
 
     async def aclose(self) -> None:
         """Ends what the others still do."""
-        await ended(*self._tasks.values())
+        await cancel_all(*self._tasks.values())

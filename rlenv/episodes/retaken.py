@@ -74,7 +74,7 @@ class Retaken:
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
                 if turn.results:
-                    await self._calls(turn, deadline)
+                    await self._take_calls(turn, deadline)
                 elif self._asks_user and not turn.parsed.calls:
                     await self._reply(turn, is_last=is_last, reason=reason, deadline=deadline)
         except TimeoutError:
@@ -82,12 +82,12 @@ class Retaken:
         except EpisodeError as error:
             self.lost = f"turn {turn.index + 1}: its calls could not be taken again: {redact(str(error)):.200}"
 
-    async def _calls(self, turn: Turn, deadline: float) -> None:
+    async def _take_calls(self, turn: Turn, deadline: float) -> None:
         if self._episode.environment.toolsets.changes:
             self._episode.tools.offer(sum(not one.parsed.calls for one in self._episode.turns))
         calls: list[ToolCall | MalformedCall] = []
         for index, (call, result) in enumerate(zip(turn.parsed.calls, turn.results, strict=False)):
-            again = self._again(f"turn {turn.index + 1}, call {index + 1}", call, result)
+            again = self._is_taken_again(f"turn {turn.index + 1}, call {index + 1}", call, result)
             calls.append(call if again else left_out())
         taken = sum(isinstance(call, ToolCall) for call in calls)
         if self.lost or not taken:
@@ -105,10 +105,10 @@ class Retaken:
                 self.lost = f"turn {turn.index + 1}: its calls ran in a machine, and are not taken again"
                 return
             if isinstance(call, ToolCall) and (then.outcome, then.text) != (found.outcome, found.text):
-                self.lost = f"turn {turn.index + 1}, call {index + 1}: {_difference(call.name, then, found)}"
+                self.lost = f"turn {turn.index + 1}, call {index + 1}: {_result_change(call.name, then, found)}"
                 return
 
-    def _again(self, place: str, call: ToolCall | MalformedCall, result: ToolResult) -> bool:
+    def _is_taken_again(self, place: str, call: ToolCall | MalformedCall, result: ToolResult) -> bool:
         """True where a call is to be taken again; sets `lost` where it matters and cannot be."""
         if isinstance(call, MalformedCall) or _was_not_run(result):
             return False
@@ -145,7 +145,7 @@ class Retaken:
         now = await self._episode.reply(turn.parsed, deadline=deadline)
         if now != then:
             self.lost = (
-                f"turn {turn.index + 1}: the user said {_short(then)} when it was recorded and {_short(now)} now"
+                f"turn {turn.index + 1}: the user said {_quote(then)} when it was recorded and {_quote(now)} now"
             )
 
 
@@ -167,14 +167,14 @@ def _was_not_run(result: ToolResult) -> bool:
     return not result.reason and isinstance(faults, (list, tuple)) and faults[-1:] in (["error"], ["hang"])
 
 
-def _difference(name: str, then: ToolResult, now: ToolResult) -> str:
+def _result_change(name: str, then: ToolResult, now: ToolResult) -> str:
     if then.whose == "infrastructure" and now.outcome == "ok":
         return f"the tool '{name}' could not be had when it was recorded ({then.reason}) and answers now"
-    before, after = f"{then.outcome} {_short(then.text)}", f"{now.outcome} {_short(now.text)}"
+    before, after = f"{then.outcome} {_quote(then.text)}", f"{now.outcome} {_quote(now.text)}"
     return f"the tool '{name}' gave {before} when it was recorded and {after} now"
 
 
-def _short(text: str | None) -> str:
+def _quote(text: str | None) -> str:
     return "nothing" if text is None else repr(cut_end(text, _SHORT))
 
 
@@ -234,11 +234,11 @@ class _Lost(Mapping[str, Any]):
 def guarded_scorer(environment: Environment, terms: Sequence[Term], lost: str) -> Scorer:
     """A scorer of the terms where the state is lost: one that asks for it is invalid for that reason."""
     reason = f"the state that the episode left cannot be had again: {lost}"
-    guarded = [_guarded(term, reason, environment.parts.tools) for term in terms]
+    guarded = [_guard_term(term, reason, environment.parts.tools) for term in terms]
     return Scorer(guarded, success=environment.spec.success)
 
 
-def _guarded(term: Term, reason: str, tools: Mapping[str, Tool]) -> Term:
+def _guard_term(term: Term, reason: str, tools: Mapping[str, Tool]) -> Term:
     @contextmanager
     def sure(context: RewardContext) -> Iterator[RewardContext]:
         """A context that tells what is lost; an author's function may catch that, and give a number all the same."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rlenv.errors import EndpointError
 
 __all__ = ["Job", "Make", "NestedSpec", "acting", "advance", "context_of", "drive", "nest", "play", "rollout"]
-__all__ += ["started", "together"]
+__all__ += ["gather_all", "start_policy"]
 
 Make = Callable[[LoadedSpec], "Environment"]
 """What makes an environment of a spec: the class itself, handed down by whoever compiles, since it stands above."""
@@ -59,7 +59,7 @@ def context_of(episode: Episode) -> PolicyContext:
     )
 
 
-def started(episode: Episode, policy: Policy) -> PolicySession:
+def start_policy(episode: Episode, policy: Policy) -> PolicySession:
     """One episode's policy; raises EpisodeError where it cannot start, whatever it raised itself."""
     try:
         acting.set(session := policy.start(context_of(episode)))
@@ -70,7 +70,7 @@ def started(episode: Episode, policy: Policy) -> PolicySession:
         raise PolicyError(str(error)) from error
 
 
-async def _acted(session: PolicySession, messages: list[Message]) -> str | Message | Sampled:
+async def _act_once(session: PolicySession, messages: list[Message]) -> str | Message | Sampled:
     try:
         return await session.act(messages)
     except (InvalidReward, EpisodeError):
@@ -113,7 +113,7 @@ async def advance(
     """
     async with asyncio.timeout_at(until):
         with entered(_turn_of(episode)):
-            action = await _acted(session, messages)
+            action = await _act_once(session, messages)
     said = action.action if isinstance(action, Sampled) else action
     messages.append(said if isinstance(said, Message) else Message("assistant", said))
     step = await episode.step(action)
@@ -137,7 +137,7 @@ async def drive(episode: Episode, policy: Policy, *, limit_s: float) -> Trajecto
     try:
         until = asyncio.get_running_loop().time() + limit_s
         async with asyncio.timeout_at(until if limit_s < episode.limits.episode_s else None):
-            session = started(episode, policy)
+            session = start_policy(episode, policy)
             while not (await advance(episode, session, messages, until=until)).is_last:
                 pass
             return episode.trajectory
@@ -212,7 +212,7 @@ async def rollout(
                 if on_end is not None:
                     on_end(index, trajectory)
 
-    await together([work() for _ in range(min(concurrency, len(jobs)))])
+    await gather_all([work() for _ in range(min(concurrency, len(jobs)))])
     return [trajectory for trajectory in ended if trajectory is not None]
 
 
@@ -222,7 +222,7 @@ def _rows(environment: Environment, jobs: Sequence[Job]) -> Iterator[Mapping[str
             yield environment.tasks(split)[task]
 
 
-async def together(works: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
+async def gather_all(works: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
     """All results, in order. What one raises is raised as it is, once the others are cancelled and over."""
     try:
         async with asyncio.TaskGroup() as group:

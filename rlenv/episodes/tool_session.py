@@ -14,7 +14,7 @@ from rlenv._base.bounded import size
 from rlenv.calls.taped import not_run
 from rlenv.dialects.base import result_messages
 from rlenv.endpoints.account import UnreadableAnswer, read_chat
-from rlenv.episodes.environment import Environment, sound
+from rlenv.episodes.environment import Environment, sound_call
 from rlenv.episodes.tools import end_of
 from rlenv.errors import EpisodeError, UsageError
 from rlenv.messages import MalformedCall, Message, ToolCall, ToolResult
@@ -106,7 +106,7 @@ class ToolSession:
         """
         if not self.episode.is_open:
             raise UsageError("the session is not open", hint="use `async with rlenv.ToolSession(...) as session`")
-        call = sound(ToolCall(name, arguments, id))  # type: ignore[arg-type]  # None becomes {} there
+        call = sound_call(ToolCall(name, arguments, id))  # type: ignore[arg-type]  # None becomes {} there
         name = call.name or ""
         self._chars += size(arguments, _MOST_CHARS)
         self._is_over = self._is_over or self._chars > _MOST_CHARS or len(self._made) >= _MOST_CALLS
@@ -145,9 +145,9 @@ class ToolSession:
             UsageError: the transcript is no list of messages.
         """
         episode = self.episode
-        said = [Message("assistant", transcript)] if isinstance(transcript, str) else _said(transcript)
+        said = [Message("assistant", transcript)] if isinstance(transcript, str) else _assistant_messages(transcript)
         if not episode.is_ended:
-            turns, left = await self._turns(said)
+            turns, left = await self._pair(said)
             if left:
                 turns.insert(len(turns) - bool(said), (Message("assistant", "", tuple(one.call for one in left)), left))
             ended, taken = episode.now(), episode.tools.begun
@@ -164,14 +164,14 @@ class ToolSession:
         await self.aclose()
         return episode.trajectory
 
-    async def _turns(self, said: Sequence[Message]) -> tuple[list[tuple[Message, Sequence[_Made | None]]], list[_Made]]:
+    async def _pair(self, said: Sequence[Message]) -> tuple[list[tuple[Message, Sequence[_Made | None]]], list[_Made]]:
         """Each message with what was made of its calls (None for one that was not run), and the calls of no message."""
         pile = Pile((call.id, asked_by(call)) for call in (one.call for one in self._made))
         turns: list[tuple[Message, Sequence[_Made | None]]] = []
         for message in said:
             made: list[_Made | None] = []
             for call in (await self.episode.read(message))[1].calls:  # its text may hold them too
-                at = pile.taken(call.id, asked_by(call))
+                at = pile.take(call.id, asked_by(call))
                 made.append(None if at is None else self._made[at])
             turns.append((message, made))
         return turns, [one for at, one in enumerate(self._made) if at not in pile.gone]
@@ -190,7 +190,7 @@ class Pile:
             for name in names:
                 self._places[name].append(at)
 
-    def taken(self, *names: Hashable) -> int | None:
+    def take(self, *names: Hashable) -> int | None:
         """The place of the first call that is left under the first of the names that has one."""
         for name in names:
             places = self._places.get(name, ()) if name is not None else ()
@@ -203,15 +203,15 @@ class Pile:
 
 def asked_by(call: ToolCall | MalformedCall) -> Hashable:
     """What is equal of calls that ask the same: the name, and the arguments whatever their order (1 is 1.0)."""
-    return (call.name or "", _frozen(call.arguments) if isinstance(call, ToolCall) else None)
+    return (call.name or "", _freeze(call.arguments) if isinstance(call, ToolCall) else None)
 
 
-def _frozen(value: Any) -> Hashable:
+def _freeze(value: Any) -> Hashable:
     if isinstance(value, Mapping):
-        return frozenset((key, _frozen(held)) for key, held in value.items())
+        return frozenset((key, _freeze(held)) for key, held in value.items())
     if isinstance(value, int) and abs(value) >= 1 << 53:  # hashes of large integers are equal by design, not of texts
         return int, hex(value)
-    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
+    return tuple(map(_freeze, value)) if isinstance(value, list | tuple) else value
 
 
 @dataclass(slots=True)
@@ -223,7 +223,7 @@ class _Made:
     begun: float
 
 
-def _said(transcript: Sequence[Message | Mapping[str, Any]]) -> list[Message]:
+def _assistant_messages(transcript: Sequence[Message | Mapping[str, Any]]) -> list[Message]:
     """The assistant's messages of a transcript."""
     messages = []
     for index, one in enumerate(transcript):

@@ -18,7 +18,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from rlenv._base.text import visible
 from rlenv.concurrency.threads import run_sync
 from rlenv.episodes.environment import Environment, load
-from rlenv.episodes.rollout import together
+from rlenv.episodes.rollout import gather_all
 from rlenv.errors import UsageError
 from rlenv.hosts.session import Opened, Session
 from rlenv.messages import Message
@@ -280,10 +280,10 @@ class TextVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], np.ndarray[Any, An
         async def reset(index: int, task: int, seed: int) -> Opened:
             return await self._sessions[index].reset(task=task, split=self.split, seed=seed)
 
-        return dict(zip(chosen, await together([reset(index, *at) for index, at in chosen.items()]), strict=True))
+        return dict(zip(chosen, await gather_all([reset(index, *at) for index, at in chosen.items()]), strict=True))
 
     async def _step(self, actions: Sequence[str]) -> list[Step]:
-        return await together([one.step(action) for one, action in zip(self._sessions, actions, strict=True)])
+        return await gather_all([one.step(action) for one, action in zip(self._sessions, actions, strict=True)])
 
     async def _close(self) -> None:
         for session in self._sessions:

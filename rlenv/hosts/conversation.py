@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from rlenv._base.strict_json import read_sent
-from rlenv.concurrency.scope import ended
+from rlenv.concurrency.scope import cancel_all
 from rlenv.dialects.base import cut_chars
 from rlenv.errors import RlenvError, UsageError
 from rlenv.hosts import wire
@@ -55,16 +55,16 @@ class ServedSocket:
         reading = asyncio.create_task(self._read())
         has_slot = False
         try:
-            has_slot = await self._beside(self._server.slots.take(self._server.limits.queue_s)) is True
+            has_slot = await self._await_beside(self._server.slots.take(self._server.limits.queue_s)) is True
             if has_slot:
-                while await self._turn(reading):
+                while await self._answer_next(reading):
                     pass
             elif not reading.done():
                 slots = self._server.slots
                 held = {"active_sessions": slots.active, "max_sessions": slots.most}
-                await self._fail("CAPACITY_REACHED", f"{slots.active} of {slots.most} sessions are open", **held)
+                await self._send_error("CAPACITY_REACHED", f"{slots.active} of {slots.most} sessions are open", **held)
         finally:
-            await ended(reading)
+            await cancel_all(reading)
             if not self.session.is_ended:
                 self.session.fail("client" if self._why == _GONE else "server", self._why)
             try:
@@ -104,7 +104,7 @@ class ServedSocket:
         if self._scope is not None and not self._scope.expired():
             self._scope.reschedule(0.0)
 
-    async def _beside(self, work: Coroutine[Any, Any, Any]) -> Any:
+    async def _await_beside(self, work: Coroutine[Any, Any, Any]) -> Any:
         """The result of `work`; None where the client leaves or ends the episode before, and work is given up.
 
         It runs in this task: a task of its own, and one that waits for both, took as long as most steps.
@@ -123,14 +123,14 @@ class ServedSocket:
         finally:
             self._scope = None
 
-    async def _turn(self, reading: asyncio.Task[None]) -> bool:
+    async def _answer_next(self, reading: asyncio.Task[None]) -> bool:
         """Answers the next message; False where there is none."""
         limits = self._server.limits
         try:
             async with asyncio.timeout(limits.idle_s):
                 asked = await self._inbox.get()
         except TimeoutError:
-            await self._fail("SESSION_ERROR", f"no message for {limits.idle_s:g} s")
+            await self._send_error("SESSION_ERROR", f"no message for {limits.idle_s:g} s")
             await self.close(WSCloseCode.GOING_AWAY, "idle")
             return False
         if asked is None:
@@ -139,7 +139,7 @@ class ServedSocket:
         try:
             if asked.startswith(_END):
                 self._is_interrupted = False
-            told = await self._beside(self._answer(asked))
+            told = await self._await_beside(self._answer_text(asked))
             if told is None:
                 return self._is_interrupted and not reading.done()
             async with asyncio.timeout(limits.send_s):
@@ -150,39 +150,39 @@ class ServedSocket:
             self.is_answering = False
         return not reading.done() or not self._inbox.empty()
 
-    async def _answer(self, text: str) -> str | None:
+    async def _answer_text(self, text: str) -> str | None:
         """The answer to a message as JSON; None for one that ends the session. Never raises for what was sent."""
         try:
             raw = text.encode("utf-8", "replace")
             message = read_sent(raw, max_bytes=self._server.limits.message_bytes)
         except ValueError as error:
-            return _error("INVALID_JSON", f"the message is not JSON: {error}")
+            return _to_error("INVALID_JSON", f"the message is not JSON: {error}")
         if not isinstance(message, dict):
-            return _error("VALIDATION_ERROR", 'a message is an object: {"type": "reset", "data": {…}}')
+            return _to_error("VALIDATION_ERROR", 'a message is an object: {"type": "reset", "data": {…}}')
         kind = message.get("type")
         try:
             if kind == "close":
                 return None
-            made = await self._made(kind, message.get("data", {}))
+            made = await self._dispatch(kind, message.get("data", {}))
         except (ValueError, RlenvError) as error:
-            return _error("VALIDATION_ERROR", str(error))
+            return _to_error("VALIDATION_ERROR", str(error))
         except Exception as error:  # the boundary: a bug of a tool's author ends no server
             _LOGGER.exception("session %s failed", self.session.id)
-            return _error("EXECUTION_ERROR", f"{type(error).__name__}; see the server's log")
+            return _to_error("EXECUTION_ERROR", f"{type(error).__name__}; see the server's log")
         if made is None:
-            return _error("UNKNOWN_TYPE", f"{kind!r:.80} is none of reset, step, state, end, mcp and close")
-        return wire.encoded(made)
+            return _to_error("UNKNOWN_TYPE", f"{kind!r:.80} is none of reset, step, state, end, mcp and close")
+        return wire.to_json(made)
 
-    async def _made(self, kind: Any, data: Any) -> dict[str, Any] | None:
+    async def _dispatch(self, kind: Any, data: Any) -> dict[str, Any] | None:
         session = self.session
         if kind == "reset":
             if self._server.is_draining:
                 raise UsageError(ENDING, hint="ask another one, or this one later")
-            return {"type": "observation", "data": await self._opened(data)}
+            return {"type": "observation", "data": await self._open_episode(data)}
         if kind == "step":
             step = await session.step(wire.action_of(data))
         elif kind == "end":
-            step = await self._ended(data)
+            step = await self._end_episode(data)
         elif kind == "state":
             return {"type": "state", "data": session.state()}
         elif kind == "mcp":
@@ -197,7 +197,7 @@ class ServedSocket:
             made["metadata"]["is_end"] = True
         return {"type": "observation", "data": made}
 
-    async def _opened(self, data: Any) -> dict[str, Any]:
+    async def _open_episode(self, data: Any) -> dict[str, Any]:
         session = self.session
         place = wire.place_of(data, session.environment)
         if not session.is_ended:
@@ -214,7 +214,7 @@ class ServedSocket:
             note_end(session)
         return wire.opened_data(opened, session, is_ours=self._is_ours)
 
-    async def _ended(self, data: Any) -> Any:
+    async def _end_episode(self, data: Any) -> Any:
         """Ends the episode as its driver says: a limit of its own (scored), or a failure (invalid)."""
         session, given = self.session, data if isinstance(data, Mapping) else {}
         reason, turns = wire.text_of(given, "reason", most=64), wire.whole_of(given, "turns") or 0
@@ -229,13 +229,13 @@ class ServedSocket:
             await session.episode.truncate(reason, action=action)
         return await session.step("")
 
-    async def _fail(self, code: str, message: str, **more: Any) -> None:
+    async def _send_error(self, code: str, message: str, **more: Any) -> None:
         with suppress(ConnectionError, TimeoutError):
-            await asyncio.wait_for(self._socket.send_str(_error(code, message, **more)), self._server.limits.send_s)
+            await asyncio.wait_for(self._socket.send_str(_to_error(code, message, **more)), self._server.limits.send_s)
 
 
-def _error(code: str, message: str, **more: Any) -> str:
-    return wire.encoded({"type": "error", "data": {"message": message, "code": code, **more}})
+def _to_error(code: str, message: str, **more: Any) -> str:
+    return wire.to_json({"type": "error", "data": {"message": message, "code": code, **more}})
 
 
 def note_end(session: Session) -> None:

@@ -25,7 +25,7 @@ from aiohttp import web
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.tool_session import ToolSession
 from rlenv.errors import UsageError
-from rlenv.hosts.http import answer, guarded, is_local, json_of
+from rlenv.hosts.http import answer, guard_requests, is_local, json_of
 from rlenv.messages import Message, ToolCall
 from rlenv.secrets import logger
 from rlenv.trajectory import Trajectory
@@ -44,7 +44,7 @@ def refusal(status: int, message: str, **more: Any) -> web.Response:
 
 def guard_of(host: str, token: str, *, is_free: Callable[[web.Request], bool]) -> Any:
     """The middleware of a server at an address whose driver has a token; `is_free` is true for an agent's requests."""
-    return guarded(
+    return guard_requests(
         token,
         is_local_only=is_local(host),
         is_free=lambda request: request.path == "/health" or is_free(request),  # for balancers
@@ -112,7 +112,7 @@ class Desk:
         self._opening = 0
 
     async def __aenter__(self) -> Desk:
-        self._reaper = asyncio.create_task(self._reap())
+        self._reaper = asyncio.create_task(self._keep_reaping())
         return self
 
     async def __aexit__(self, *_error: object) -> None:
@@ -155,13 +155,13 @@ class Desk:
         Raises:
             UsageError: there is none.
         """
-        return self._touched(self._by_id, id)
+        return self._touch(self._by_id, id)
 
     def at(self, key: str) -> Held | None:
         """The episode with an agent's key; None where there is none."""
-        return self._touched(self._by_key, key) if key in self._by_key else None
+        return self._touch(self._by_key, key) if key in self._by_key else None
 
-    def _touched(self, held_by: Mapping[str, Held], name: str) -> Held:
+    def _touch(self, held_by: Mapping[str, Held], name: str) -> Held:
         held = held_by.get(name)
         if held is None:
             raise Unknown(
@@ -222,7 +222,7 @@ class Desk:
             _log.warning("episode %s: %s: %s", held.id, failure.reason, failure.message)
         self._keep(held, trajectory)
 
-    async def _reap(self) -> None:
+    async def _keep_reaping(self) -> None:
         while True:
             await asyncio.sleep(min(_LOOK_S, self.idle_s / 4))
             await self.reap()
@@ -265,7 +265,7 @@ class Desk:
 
         async def look(request: web.Request) -> web.Response:
             held = self.get(request.match_info["id"])
-            return answer({"episode": held.id, **self._outcome(held), **described(request, held)})
+            return answer({"episode": held.id, **self._outcome_of(held), **described(request, held)})
 
         async def finish(request: web.Request) -> web.Response:
             held, asked = self.get(request.match_info["id"]), await json_of(request)
@@ -275,11 +275,11 @@ class Desk:
             if not isinstance(said, str | list | None):
                 raise UsageError(f"found a {type(said).__name__}; expected a text or a list of messages")
             await self.finish(held, said)
-            return answer({"episode": held.id, **self._outcome(held), **described(request, held)})
+            return answer({"episode": held.id, **self._outcome_of(held), **described(request, held)})
 
         async def leave(request: web.Request) -> web.Response:
             await self.leave(held := self.get(request.match_info["id"]), gives_up="client", why="it was given up")
-            return answer({"episode": held.id, **self._outcome(held)})
+            return answer({"episode": held.id, **self._outcome_of(held)})
 
         async def health(request: web.Request) -> web.Response:
             return answer({"status": "healthy", "episodes": self.open, "most": self.most})
@@ -288,7 +288,7 @@ class Desk:
         named = [web.post("/episodes", begin), web.get(one, look), web.delete(one, leave), web.get("/health", health)]
         return [*named, web.post(f"{one}/finish", finish)]
 
-    def _outcome(self, held: Held) -> dict[str, Any]:
+    def _outcome_of(self, held: Held) -> dict[str, Any]:
         return {"is_ended": False} if held.trajectory is None else {"is_ended": True, **held.trajectory.outcome()}
 
 

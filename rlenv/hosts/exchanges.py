@@ -51,10 +51,10 @@ class Exchange:
         A name that was not offered is the model's mistake, and stays.
         """
         calls = self.completion.message.tool_calls
-        kept = tuple(self._renamed(call) for call in calls if self.names.get(call.name or "", "") is not None)
+        kept = tuple(self._rename_call(call) for call in calls if self.names.get(call.name or "", "") is not None)
         return replace(self.completion.message, tool_calls=kept)
 
-    def _renamed(self, call: ToolCall | MalformedCall) -> ToolCall | MalformedCall:
+    def _rename_call(self, call: ToolCall | MalformedCall) -> ToolCall | MalformedCall:
         name = self.names.get(call.name or "")
         return call if name is None else replace(call, name=name)
 
@@ -71,8 +71,8 @@ def named_by(offered: Any, tools: Mapping[str, Mapping[str, Any]]) -> dict[str, 
         name = function.get("name") if isinstance(function, Mapping) else None
         if isinstance(name, str):
             assert isinstance(function, Mapping)
-            keys = _keys(function.get("parameters"))
-            meant = [one for one, parameters in tools.items() if _ends_in(name, one) and _keys(parameters) == keys]
+            keys = _keys_of(function.get("parameters"))
+            meant = [one for one, parameters in tools.items() if _ends_in(name, one) and _keys_of(parameters) == keys]
             found[name] = name if name in tools else max(meant, key=len, default=None)
     return found
 
@@ -82,7 +82,7 @@ def _ends_in(name: str, tool: str) -> bool:
     return name.endswith(tool) and (not before or not before[-1].isalnum())
 
 
-def _keys(parameters: Any) -> set[str]:
+def _keys_of(parameters: Any) -> set[str]:
     held = parameters.get("properties") if isinstance(parameters, Mapping) else None
     return set(held) if isinstance(held, Mapping) else set()
 
@@ -106,7 +106,7 @@ def told_of(exchanges: Sequence[Exchange]) -> list[Exchange]:
     return said
 
 
-def matched(transcript: Iterable[Message], made: Sequence[ToolCall]) -> list[Message]:
+def match_ids(transcript: Iterable[Message], made: Sequence[ToolCall]) -> list[Message]:
     """The transcript with the ids of the calls that were made: of the same call, or else of one of the same tool, as
     agents fill in what a model leaves out."""
     said = list(transcript)
@@ -116,7 +116,7 @@ def matched(transcript: Iterable[Message], made: Sequence[ToolCall]) -> list[Mes
     for is_exact in (True, False):
         for at, index, call in places:
             if (at, index) not in taken and isinstance(call, ToolCall):
-                found = pile.taken(asked_by(call) if is_exact else call.name)
+                found = pile.take(asked_by(call) if is_exact else call.name)
                 if found is not None:
                     taken[at, index] = made[found].id
     for at, one in enumerate(said):

@@ -34,7 +34,7 @@ and the most that the oracle may miss of the best reward and that a judge's rewa
 Files = dict[str, str | bytes]
 
 
-def openenv(environment: Environment) -> Files:
+def openenv_files(environment: Environment) -> Files:
     """The folder of an OpenEnv environment: a server over the spec, its manifest and image.
 
     Raises:
@@ -43,11 +43,11 @@ def openenv(environment: Environment) -> Files:
     wire.card_of(environment)
     name = environment.spec.name
     spec, files = _spec_files(environment)
-    actions, earned = asyncio.run(_oracle(environment))
+    actions, earned = asyncio.run(_oracle_actions(environment))
     plan = {"plan_schema_version": "1", "reset": {"episode_id": "oracle", "seed": 0}, "actions": actions}
     return {
-        "openenv.yaml": yaml.safe_dump(_manifest(environment, earned), sort_keys=False, allow_unicode=True),
-        "pyproject.toml": _written(
+        "openenv.yaml": yaml.safe_dump(_make_manifest(environment, earned), sort_keys=False, allow_unicode=True),
+        "pyproject.toml": _fill_file(
             "pyproject",
             id=f"openenv-{name}",
             module="server",
@@ -56,12 +56,12 @@ def openenv(environment: Environment) -> Files:
             rlenv=f">={__version__}",
             version=environment.spec.version,
         ),
-        "uv.lock": _written("lock"),
+        "uv.lock": _fill_file("lock"),
         "server/__init__.py": "",
-        "server/app.py": _written("app", name=name, spec=spec, port=_PORT),
-        "server/Dockerfile": _written("docker", rlenv=__version__, port=_PORT),
+        "server/app.py": _fill_file("app", name=name, spec=spec, port=_PORT),
+        "server/Dockerfile": _fill_file("docker", rlenv=__version__, port=_PORT),
         "validation/runtime.json": json.dumps(plan, indent=2) + "\n",
-        "README.md": _written("openenv", name=name, port=_PORT),
+        "README.md": _fill_file("openenv", name=name, port=_PORT),
         **{f"spec/{path}": content for path, content in files.items()},
     }
 
@@ -88,7 +88,7 @@ def nemo_gym(environment: Environment) -> Files:
     return {"config.yaml": yaml.safe_dump(settings, sort_keys=False), **rows}
 
 
-def verifiers(environment: Environment) -> Files:
+def verifiers_files(environment: Environment) -> Files:
     """A package that verifiers 0.4 loads by its name: the spec, with the taskset and harness of `rlenv_verifiers`.
 
     Raises:
@@ -99,20 +99,20 @@ def verifiers(environment: Environment) -> Files:
     about = {"module": module, "id": module.replace("_", "-"), "version": environment.spec.version}
     about["rlenv"] = f"=={__version__}"
     return {
-        "pyproject.toml": _written("pyproject", **about, scripts="", host="verifiers>=0.4,<0.5"),
-        "README.md": _written("about-verifiers", **about),
-        f"{module}/__init__.py": _written("verifiers", **about, spec=spec),
+        "pyproject.toml": _fill_file("pyproject", **about, scripts="", host="verifiers>=0.4,<0.5"),
+        "README.md": _fill_file("about-verifiers", **about),
+        f"{module}/__init__.py": _fill_file("verifiers", **about, spec=spec),
         **{f"{module}/spec/{path}": content for path, content in files.items()},
     }
 
 
 FORMS: Final[Mapping[str, Callable[[Environment], Files]]] = {
-    "openenv": openenv, "nemo-gym": nemo_gym, "verifiers": verifiers
+    "openenv": openenv_files, "nemo-gym": nemo_gym, "verifiers": verifiers_files
 }  # fmt: skip
 """What each host's folder is made by."""
 
 
-def _manifest(environment: Environment, earned: float | None) -> dict[str, Any]:
+def _make_manifest(environment: Environment, earned: float | None) -> dict[str, Any]:
     spec = environment.spec
     weights = environment.parts.scorer.weights.values()
     low, high = sum(min(0.0, one) for one in weights), sum(max(0.0, one) for one in weights)
@@ -150,7 +150,7 @@ def _manifest(environment: Environment, earned: float | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def _oracle(environment: Environment) -> tuple[list[dict[str, str]], float | None]:
+async def _oracle_actions(environment: Environment) -> tuple[list[dict[str, str]], float | None]:
     """The oracle's actions on the first task and what they earn; an empty message where there is no oracle."""
     split = next(iter(environment.spec.tasks))
     if environment.spec.oracle is None:
@@ -182,9 +182,9 @@ def _spec_files(environment: Environment) -> tuple[str, Files]:
     path = environment.loaded.path.resolve()
     known = next((name for name, place in shipped().items() if place.resolve() == path), None)
     if known is not None:
-        found = [part for place in parts_of(known) for part in _within(place)]
+        found = [part for place in parts_of(known) for part in _files_within(place)]
     else:
-        found = list(_within(path.parent))
+        found = list(_files_within(path.parent))
     files: Files = {}
     size = 0
     for place in found:
@@ -198,7 +198,7 @@ def _spec_files(environment: Environment) -> tuple[str, Files]:
     return f"spec/{path.name}", files
 
 
-def _within(place: Path) -> Iterator[Path]:
+def _files_within(place: Path) -> Iterator[Path]:
     """A file, or those below a folder; hidden ones and caches left out."""
     if place.is_file():
         yield place
@@ -209,7 +209,7 @@ def _within(place: Path) -> Iterator[Path]:
             yield path
 
 
-def _written(which: str, /, **values: Any) -> str:
+def _fill_file(which: str, /, **values: Any) -> str:
     """A file of a folder, from its text with holes."""
     return (Path(__file__).parent / "folders" / f"{which}.txt").read_text(encoding="utf-8").format(**values)
 

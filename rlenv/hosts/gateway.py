@@ -37,7 +37,7 @@ from rlenv.endpoints.account import Completion, counted, is_away, read_chat
 from rlenv.episodes.environment import Environment
 from rlenv.errors import EndpointError, RewardError
 from rlenv.hosts.desk import Desk, Held, guard_of, refusal
-from rlenv.hosts.exchanges import Exchange, as_json, matched, named_by, rows_of, told_of, write
+from rlenv.hosts.exchanges import Exchange, as_json, match_ids, named_by, rows_of, told_of, write
 from rlenv.hosts.http import MOST_BYTES, bearer_of, json_of
 from rlenv.hosts.mcp_server import held_by, over_http
 from rlenv.hosts.wires import CHAT_FIELDS, as_chat, as_events, as_response, call_of, chat_chunks, given_in, problem_of
@@ -127,29 +127,29 @@ class Gateway:
         self._host, self._token, self._most, self._wants_ids = host, token, most_requests, wants_ids
         self._falls = Scope()
         self._harmless = {"messages": [{"role": "user", "content": "Say yes."}], **client.body(None)}
-        self.desk = Desk(environment, keep=self._keep, scored=self._scored, aside=Recorded, **options)
+        self.desk = Desk(environment, keep=self._keep, scored=self._transcript_of, aside=Recorded, **options)
 
     def application(self) -> web.Application:
         """The server."""
         guard = guard_of(self._host, self._token, is_free=lambda one: one.path.startswith(("/agent/", "/v1/")))
         app = web.Application(middlewares=[guard], client_max_size=MOST_BYTES)
         app.cleanup_ctx.append(held_by(aclosing(self._client), self.environment, self.desk))
-        app.add_routes(self.desk.routes(self._described))
+        app.add_routes(self.desk.routes(self._describe))
         for before in ("/agent/{key}/v1", "/v1"):
-            app.router.add_post(f"{before}/chat/completions", self._of_agent(self._chat))
-            app.router.add_post(f"{before}/responses", self._of_agent(self._respond))
-            app.router.add_get(f"{before}/models", self._of_agent(self._models))
-        app.router.add_route("*", "/agent/{key}/mcp", self._of_agent(partial(over_http, desk=self.desk)))
+            app.router.add_post(f"{before}/chat/completions", self._agent_route(self._answer_chat))
+            app.router.add_post(f"{before}/responses", self._agent_route(self._answer_response))
+            app.router.add_get(f"{before}/models", self._agent_route(self._list_models))
+        app.router.add_route("*", "/agent/{key}/mcp", self._agent_route(partial(over_http, desk=self.desk)))
         return app
 
-    def _described(self, request: web.Request, held: Held) -> dict[str, Any]:
+    def _describe(self, request: web.Request, held: Held) -> dict[str, Any]:
         if held.trajectory is not None:
             is_valid = held.trajectory.reward.total is not None
             return {"rows": [as_json(row, is_valid=is_valid) for row in held.aside.rows]}
         root = f"{request.url.origin()}/agent/{held.key}"
         return {"base_url": f"{root}/v1", "api_key": held.key, "mcp_url": f"{root}/mcp"}
 
-    def _of_agent(
+    def _agent_route(
         self, answer: Callable[[web.Request, Held], Awaitable[web.StreamResponse]]
     ) -> Callable[[web.Request], Any]:
         """A route that the key of an episode opens, in the address or as API key."""
@@ -167,11 +167,11 @@ class Gateway:
 
         return route
 
-    async def _models(self, request: web.Request, held: Held) -> web.StreamResponse:
+    async def _list_models(self, request: web.Request, held: Held) -> web.StreamResponse:
         model = {"id": self._client.endpoint.model, "object": "model", "created": 0, "owned_by": "rlenv"}
         return web.json_response({"object": "list", "data": [model]})
 
-    async def _chat(self, request: web.Request, held: Held) -> web.StreamResponse:
+    async def _answer_chat(self, request: web.Request, held: Held) -> web.StreamResponse:
         body = await json_of(request, max_values=_MOST_VALUES)
         options = body.get("stream_options")
         with_usage = isinstance(options, Mapping) and bool(options.get("include_usage"))
@@ -180,9 +180,9 @@ class Gateway:
             return (("", data) for data in chat_chunks(made, with_usage=with_usage))
 
         chat = {key: body[key] for key in CHAT_FIELDS if key in body}
-        return await given_in(request, body, self._asked(request, held, body, chat), lambda answer: answer, events)
+        return await given_in(request, body, self._ask_model(request, held, body, chat), lambda answer: answer, events)
 
-    async def _respond(self, request: web.Request, held: Held) -> web.StreamResponse:
+    async def _answer_response(self, request: web.Request, held: Held) -> web.StreamResponse:
         body, record = await json_of(request, max_values=_MOST_VALUES), held.aside
         before = body.get("previous_response_id")
         known = () if before is None else record.responses.get(str(before))
@@ -199,11 +199,11 @@ class Gateway:
         def events(made: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
             return ((json.loads(data)["type"], data) for data in as_events(made))
 
-        return await given_in(request, body, self._asked(request, held, body, chat), whole, events)
+        return await given_in(request, body, self._ask_model(request, held, body, chat), whole, events)
 
     # The model behind it
 
-    async def _asked(
+    async def _ask_model(
         self, request: web.Request, held: Held, body: Mapping[str, Any], chat: dict[str, Any]
     ) -> Exchange | web.Response:
         """The model's answer to an agent's request, or what the agent is told in its place."""
@@ -212,26 +212,26 @@ class Gateway:
         if problem := problem_of(body, chat):
             return refusal(400, problem)
         record.asked += 1
-        chat["tools"], *chat["messages"] = _shared([chat.get("tools"), *chat["messages"]], record)
+        chat["tools"], *chat["messages"] = _share_values([chat.get("tools"), *chat["messages"]], record)
         if record.asked > self._most or record.received > _MOST_RECEIVED or _is_over(held, deadline):
-            return self._ended(held)
-        sent = self._request(chat)
+            return self._after_end(held)
+        sent = self._to_request(chat)
         async with record.places:
             if _is_over(held, deadline):
-                return self._ended(held)
+                return self._after_end(held)
             record.waiting.append(sent)
             well: list[bool] = []
             try:
                 with counted(episode.tools.account, "policy"):
-                    answer, completion = await self._answered(held, sent, well, deadline)
+                    answer, completion = await self._answer_of(held, sent, well, deadline)
             except EndpointError as error:
-                return await self._failed(held, error, sent, well, is_over=time.monotonic() >= deadline)
+                return await self._on_failure(held, error, sent, well, is_over=time.monotonic() >= deadline)
             finally:
                 record.waiting.remove(sent)
         parameters = {name: tool.parameters for name, tool in episode.toolset.tools.items()}
         if _is_over(held, deadline):  # what was asked beside it has used up the turns, or ended the episode
-            return self._ended(held)
-        one = Exchange(sent, self._plain(answer, completion), completion, named_by(chat.get("tools"), parameters))
+            return self._after_end(held)
+        one = Exchange(sent, self._to_plain(answer, completion), completion, named_by(chat.get("tools"), parameters))
         record.exchanges.append(one)
         return one
 
@@ -239,7 +239,7 @@ class Gateway:
         answer = await self._client.post(_CHAT, sent, **options)
         return answer, self._client.counted(read_chat, answer)
 
-    async def _answered(self, held: Held, sent: Mapping[str, Any], well: list[bool], deadline: float) -> _Answer:
+    async def _answer_of(self, held: Held, sent: Mapping[str, Any], well: list[bool], deadline: float) -> _Answer:
         """The answer to a request. A server that fails at it, or refuses it, is asked a harmless one in turn.
 
         Raises:
@@ -258,7 +258,7 @@ class Gateway:
 
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
-                given = await self._in_turn(held, sent, again, failed)
+                given = await self._ask_in_turn(held, sent, again, failed)
         except (RewardError, TimeoutError):
             raise EndpointError(str(failed)) from failed  # whatever its status, it is no mistake of the agent's
         if given is None:
@@ -268,7 +268,7 @@ class Gateway:
             raise EndpointError(f"the model's server fails at this request: {failed}", status=400) from failed
         return given
 
-    async def _in_turn(
+    async def _ask_in_turn(
         self, held: Held, sent: Mapping[str, Any], again: Callable[..., Awaitable[_Answer]], failed: EndpointError
     ) -> _Answer | None:
         """What a request that failed gives `again`, asked in turn with a harmless one; None where it fails each time.
@@ -277,7 +277,7 @@ class Gateway:
             EndpointError: the failure is an outage's, or the request has no room.
             RewardError: nobody can tell.
         """
-        known = self._known(held.aside, sent)
+        known = self._harmless_ask(held.aside, sent)
         if failed.is_cut or is_away(failed):  # by what this one asks, or another
             held.aside.refused = sent
             try:
@@ -292,7 +292,7 @@ class Gateway:
         with closing(Room(self._client, has_place=is_refused)) as room:
             return await if_refused(known, partial(again, is_beside=is_refused), room)
 
-    def _known(self, record: Recorded, sent: Mapping[str, Any] | None) -> Callable[[], Awaitable[_Answer]]:
+    def _harmless_ask(self, record: Recorded, sent: Mapping[str, Any] | None) -> Callable[[], Awaitable[_Answer]]:
         """Asks for a few tokens of an answer to harmless words, beside the tools that the server has taken in the
         episode; before it has answered anything, beside those of `sent`, which are the author's as all of it is."""
         asked = [one.request for one in record.exchanges] or [sent or {}]
@@ -300,14 +300,14 @@ class Gateway:
         harmless = {**self._harmless, "tools": next(filter(None, tools), None)}
         return partial(beside, partial(self._read, harmless), self._client.endpoint, tokens=FEW_TOKENS)
 
-    def _ended(self, held: Held) -> Exchange | web.Response:
+    def _after_end(self, held: Held) -> Exchange | web.Response:
         """The answer to a request behind the end: a last message, or an error where nobody wants the agent's answer."""
         held.aside.farewells += 1
         if held.is_closing or held.session.episode.failure is not None or held.aside.farewells > _MOST_FAREWELLS:
             return refusal(400, _OVER, code="episode_over")
-        return Exchange({}, self._plain({"choices": [{"message": {}}]}, _FAREWELL), _FAREWELL)
+        return Exchange({}, self._to_plain({"choices": [{"message": {}}]}, _FAREWELL), _FAREWELL)
 
-    def _request(self, chat: Mapping[str, Any]) -> dict[str, Any]:
+    def _to_request(self, chat: Mapping[str, Any]) -> dict[str, Any]:
         """The request that the model's server is sent."""
         sent = {key: value for key, value in chat.items() if value is not None}
         most = sent.pop("max_completion_tokens", None)
@@ -316,7 +316,7 @@ class Gateway:
         limits = [one["max_tokens"] for one in (sent, own) if type(one.get("max_tokens")) is int]
         return sent | own | ({"max_tokens": min(limits)} if limits else {}) | (_ASKED_FOR if self._wants_ids else {})
 
-    async def _failed(
+    async def _on_failure(
         self, held: Held, error: EndpointError, sent: Mapping[str, Any], well: list[bool], *, is_over: bool
     ) -> Exchange | web.Response:
         """What an agent is told where its model did not answer. An outage ends the episode; whether a fault of the
@@ -327,12 +327,12 @@ class Gateway:
         if is_over and not (is_own or record.is_long) and (record.exchanges or sent is not record.refused):
             record.is_long = (all(well) and await self._starts(record, sent)) or await self._hangs(record, sent)
         if _is_over(held) or (is_over and (is_own or record.is_long)):
-            return self._ended(held)
+            return self._after_end(held)
         if is_own:
             return refusal(400, str(error))
         is_own = error.is_held or (error.is_late and await self._hangs(record, sent))
         if _is_over(held):
-            return self._ended(held)
+            return self._after_end(held)
         if is_own:
             return refusal(400, f"the model's server hangs at this request: {error}")
         held.session.episode.fail("policy", str(error))
@@ -345,7 +345,7 @@ class Gateway:
             await beside(partial(self._read, self._harmless if sent is None else sent), self._client.endpoint)
         except EndpointError as error:
             is_refused = error.status in UNCLEAR and not is_first
-            return is_refused and isinstance(await tried(self._known(record, sent)), Answered)
+            return is_refused and isinstance(await tried(self._harmless_ask(record, sent)), Answered)
         return True
 
     async def _hangs(self, record: Recorded, sent: Mapping[str, Any]) -> bool:
@@ -353,7 +353,7 @@ class Gateway:
         again = partial(starts, partial(self._read, sent), self._client.endpoint)
         return await self._starts(record) and not await again() and await self._starts(record)
 
-    def _plain(self, answer: Mapping[str, Any], completion: Completion) -> dict[str, Any]:
+    def _to_plain(self, answer: Mapping[str, Any], completion: Completion) -> dict[str, Any]:
         """An answer in the form that clients expect, as it was read; what else the server says is left out."""
         raw, read = answer["choices"][0], completion.message
         calls = [call_of(*one) for one in enumerate((raw["message"].get("tool_calls") or ())[: len(read.tool_calls)])]
@@ -371,7 +371,7 @@ class Gateway:
 
     # The end
 
-    async def _scored(self, held: Held, answer: str | None) -> Sequence[Message] | None:
+    async def _transcript_of(self, held: Held, answer: str | None) -> Sequence[Message] | None:
         if (record := held.aside).waiting:
             asked, is_known = record.waiting[-1], record.exchanges or record.waiting[-1] is not record.refused
             record.is_long = is_known and (await self._starts(record, asked) or await self._hangs(record, asked))
@@ -386,7 +386,7 @@ class Gateway:
         if answer is not None:  # of the driver's, as out of a file: it stands in the place of the model's last words
             said = [*(said if said and said[-1].tool_calls else said[:-1]), Message("assistant", answer)]
         has_acted = said or held.aside.exchanges or held.made or held.aside.is_long
-        return matched(said, held.made) if has_acted else None
+        return match_ids(said, held.made) if has_acted else None
 
     def _keep(self, held: Held, trajectory: Trajectory) -> None:
         rows, exchanges = rows_of(held.aside.until_end(held.session.covered)), held.aside.exchanges
@@ -405,7 +405,7 @@ def _is_over(held: Held, deadline: float = float("inf")) -> bool:
     return held.is_over or time.monotonic() >= deadline or turns >= held.session.episode.limits.turns
 
 
-def _safe(message: Any) -> Any:
+def _escape_controls(message: Any) -> Any:
     """A message, or the list of tools, as it is sent: what it spells of control tokens is text, in all that comes from
     tools and tasks."""
     if not isinstance(message, Mapping):
@@ -415,7 +415,7 @@ def _safe(message: Any) -> Any:
     return {**message, "content": broken_value(message.get("content"))}
 
 
-def _shared(asked: Sequence[Any], record: Recorded) -> list[Any]:
+def _share_values(asked: Sequence[Any], record: Recorded) -> list[Any]:
     """What is sent of a request's tools and messages. Those that the last request had too are held once and read once,
     since each request has all before it; the others are counted as received."""
     before, fresh = record.last, []
@@ -424,7 +424,7 @@ def _shared(asked: Sequence[Any], record: Recorded) -> list[Any]:
         if at < len(before) and before[at][0] == one:
             record.last.append(before[at])
         else:
-            record.last.append((one, _safe(one)))
+            record.last.append((one, _escape_controls(one)))
             fresh.append(one)
     record.received += size(fresh, _MOST_RECEIVED)
     return [sent for _, sent in record.last]

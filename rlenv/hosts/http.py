@@ -14,7 +14,7 @@ from aiohttp import web
 
 from rlenv._base.strict_json import read_sent
 from rlenv.errors import RlenvError
-from rlenv.hosts.wire import encoded
+from rlenv.hosts.wire import to_json
 
 MOST_BYTES: Final = 16_000_000
 """Of a request's body."""
@@ -27,7 +27,7 @@ _SILENT_S: Final = 30.0
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def guarded(
+def guard_requests(
     token: str,
     *,
     is_local_only: bool,
@@ -77,7 +77,7 @@ def guarded(
 
 def answer(value: Any, *, status: int = 200) -> web.Response:
     """A response of JSON, whatever a policy or a tool wrote into it."""
-    return web.Response(text=encoded(value), status=status, content_type="application/json")
+    return web.Response(text=to_json(value), status=status, content_type="application/json")
 
 
 def bearer_of(request: web.Request) -> str:

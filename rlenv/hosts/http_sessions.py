@@ -67,8 +67,8 @@ class HttpSessions:
 
     def routes(self, prefix: str) -> list[web.RouteDef]:
         """The routes of these clients."""
-        posts = {"reset": self._reset, "step": self._step, "close": self._close, "mcp": self._mcp}
-        posts["aggregate_metrics"] = self._metrics
+        posts = {"reset": self._reset, "step": self._step, "close": self._close, "mcp": self._answer_mcp}
+        posts["aggregate_metrics"] = self._mean_reward
         return [web.post(f"{prefix}/{path}", handler) for path, handler in posts.items()]
 
     async def aclose(self, app: web.Application) -> None:
@@ -83,16 +83,16 @@ class HttpSessions:
     async def _reset(self, request: web.Request) -> web.Response:
         body = await json_of(request)
         if "responses_create_params" not in body:
-            return await self._stateless(request, body)
+            return await self._reset_once(request, body)
         name = self._server.named(request)
         row = body.get("rlenv")
         if not isinstance(row, Mapping):
             raise web.HTTPUnprocessableEntity(text="the row has no 'rlenv': {split, task}; `rlenv export` writes some")
         environment = self._server.environments[name]
         session, place = Session(environment), wire.place_of(row, environment)
-        id, opened = await self._taken(session, lambda id: session.reset(**place | {"id": id}))
+        id, opened = await self._take_slot(session, lambda id: session.reset(**place | {"id": id}))
         if opened.is_ended:
-            return await self._invalid(id, session)
+            return await self._end_invalid(id, session)
         given = body["responses_create_params"]
         is_told = isinstance(given, Mapping) and bool(given.get("input"))
         said = "\n\n".join(message.content for message in opened.messages)
@@ -101,11 +101,11 @@ class HttpSessions:
         response.set_cookie(_COOKIE, id, httponly=True, samesite="Strict")
         return response
 
-    async def _stateless(self, request: web.Request, body: Mapping[str, Any]) -> web.Response:
+    async def _reset_once(self, request: web.Request, body: Mapping[str, Any]) -> web.Response:
         """OpenEnv's `POST /reset`: an observation of an episode that nobody goes on with."""
         environment = self._server.environments[self._server.named(request)]
         session, place = Session(environment), wire.place_of(body, environment)
-        id, opened = await self._taken(session, lambda id: session.reset(**place))
+        id, opened = await self._take_slot(session, lambda id: session.reset(**place))
         try:
             return answer(wire.opened_data(opened, session, is_ours=False))
         finally:
@@ -119,25 +119,25 @@ class HttpSessions:
         with self._of(request.cookies.get(_COOKIE, ""), Session) as (held, session):
             async with held.lock:
                 if not asked or asked != held.last_id:
-                    held.last_id, held.last = asked, await self._stepped(session, body["response"])
+                    held.last_id, held.last = asked, await self._step_session(session, body["response"])
             return answer(held.last[1], status=held.last[0])
 
-    async def _stepped(self, session: Session, response: Any) -> tuple[int, dict[str, Any]]:
-        step = await session.step(wire.action_of(_said(response)))
+    async def _step_session(self, session: Session, response: Any) -> tuple[int, dict[str, Any]]:
+        step = await session.step(wire.action_of(_message_in(response)))
         if step.is_last:
             note_end(session)
             await session.aclose()
         if step.reward is None:
             why = f"the reward is invalid ({step.reason}); the server's log says why, session {session.id}"
             return 500, {"detail": why, "mask_sample": True, "failure_kind": f"rlenv:{step.reason}"}
-        info: dict[str, Any] = {"tool_outputs": _outputs(step)}
+        info: dict[str, Any] = {"tool_outputs": _call_outputs(step)}
         if step.is_last:
             info |= wire.public_outcome(session.trajectory, session.id)
         spoken = "\n\n".join(one.content for one in step.observation.messages if one.tool_call_id is None)
         flags = {"terminated": step.terminated, "truncated": step.truncated}
         return 200, {"observation": spoken or None, "reward": step.reward, **flags, "info": info}
 
-    async def _invalid(self, id: str, session: Session) -> web.Response:
+    async def _end_invalid(self, id: str, session: Session) -> web.Response:
         note_end(session)
         await self._end(id, "client", "")
         reason = session.trajectory.reason
@@ -147,7 +147,7 @@ class HttpSessions:
         await self._end(request.cookies.get(_COOKIE, ""), "client", "the client has closed it")
         return answer({})
 
-    async def _metrics(self, request: web.Request) -> web.Response:
+    async def _mean_reward(self, request: web.Request) -> web.Response:
         given = (await json_of(request)).get("verify_responses")
         rewards = [
             one["reward"]
@@ -159,7 +159,7 @@ class HttpSessions:
 
     # JSON-RPC
 
-    async def _mcp(self, request: web.Request) -> web.Response:
+    async def _answer_mcp(self, request: web.Request) -> web.Response:
         try:
             body = await json_of(request)
         except web.HTTPException as error:
@@ -169,19 +169,19 @@ class HttpSessions:
             expected = 'expected {"jsonrpc": "2.0", "method": …, "params": {…}, "id": …}'
             return answer(wire.rpc_fault(id, _INVALID, expected))
         try:
-            return answer(await self._rpc(request, id, method, given))
+            return answer(await self._answer_rpc(request, id, method, given))
         except (ValueError, RlenvError, web.HTTPException) as error:
             said = error.text if isinstance(error, web.HTTPException) else str(error)
             return answer(wire.rpc_fault(id, _PARAMS, str(said)))
 
-    async def _rpc(self, request: web.Request, id: Any, method: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    async def _answer_rpc(self, request: web.Request, id: Any, method: str, given: Mapping[str, Any]) -> dict[str, Any]:
         environment = self._server.environments[self._server.named(request)]
         at = wire.text_of(given, "session_id")
         if method == "openenv/session/create":
             place = wire.place_of(given, environment)
             del place["id"]
             made = ToolSession(environment, **place)
-            at, _ = await self._taken(made, lambda id: made.open())
+            at, _ = await self._take_slot(made, lambda id: made.open())
             messages = [message.as_dict() for message in made.episode.messages]
             return wire.rpc_result(id, {"session_id": at, "messages": messages})
         if method == "openenv/session/close":
@@ -202,11 +202,11 @@ class HttpSessions:
             raise ValueError("a call needs a name, and the session_id that openenv/session/create gives")
         with self._of(at, ToolSession) as (_, tools):
             result = await tools.call(name, given.get("arguments"))
-        return wire.rpc_result(id, wire.called(result))
+        return wire.rpc_result(id, wire.mcp_result(result))
 
     # Sessions
 
-    async def _taken(
+    async def _take_slot(
         self, session: Session | ToolSession, begin: Callable[[str], Awaitable[_Made]]
     ) -> tuple[str, _Made]:
         """The id of a session that has a slot and was begun, and what `begin` of its id has given."""
@@ -218,7 +218,7 @@ class HttpSessions:
             raise web.HTTPServiceUnavailable(text=f"all {server.slots.most} sessions are open; come back later")
         loop = asyncio.get_running_loop()
         if self._sweeping is None:
-            self._sweeping = loop.create_task(self._sweep())
+            self._sweeping = loop.create_task(self._keep_reaping())
         id = uuid4().hex
         self._held[id] = _Held(session, loop.time())
         server.note_opened()
@@ -254,7 +254,7 @@ class HttpSessions:
         finally:
             self._server.slots.free()
 
-    async def _sweep(self) -> None:
+    async def _keep_reaping(self) -> None:
         while True:
             await asyncio.sleep(_SWEEP_S)
             await self.reap()
@@ -267,7 +267,7 @@ class HttpSessions:
                 await self._end(id, "client", f"nobody asked for {self._server.limits.idle_s:g} s")
 
 
-def _said(response: Any) -> dict[str, Any]:
+def _message_in(response: Any) -> dict[str, Any]:
     """The assistant's message in a response of OpenAI's Responses API."""
     output = response.get("output") if isinstance(response, Mapping) else None
     if not isinstance(output, list) or not all(isinstance(item, Mapping) for item in output):
@@ -278,13 +278,13 @@ def _said(response: Any) -> dict[str, Any]:
     for item in output:
         kind, content = item.get("type"), item.get("content")
         if kind == "message":
-            parts = [{"text": content}] if isinstance(content, str) else _listed(content)
+            parts = [{"text": content}] if isinstance(content, str) else _as_list(content)
             texts += [str(part.get("text") or "") for part in parts if isinstance(part, Mapping)]
         elif kind == "function_call":
             function = {"name": item.get("name"), "arguments": item.get("arguments")}
             calls.append({"id": item.get("call_id"), "type": "function", "function": function})
         elif kind == "reasoning":
-            parts = [*_listed(item.get("summary")), *_listed(content)]
+            parts = [*_as_list(item.get("summary")), *_as_list(content)]
             thinking += [str(part.get("text") or "") for part in parts if isinstance(part, Mapping)]
     details = response.get("incomplete_details")
     was_cut = isinstance(details, Mapping) and details.get("reason") == "max_output_tokens"
@@ -292,10 +292,10 @@ def _said(response: Any) -> dict[str, Any]:
     return {"message": "".join(texts), "tool_calls": calls, "metadata": meta}
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _outputs(step: Step) -> list[dict[str, str]]:
+def _call_outputs(step: Step) -> list[dict[str, str]]:
     answered: list[Message] = [one for one in step.observation.messages if one.tool_call_id is not None]
     return [{"call_id": str(one.tool_call_id), "output": one.content} for one in answered]

@@ -117,7 +117,7 @@ class Socket:
         if kind == "end":
             self._early = None
         async with asyncio.timeout(timeout_s):
-            await self._send(wire.encoded({"type": kind, "data": data}))
+            await self._send(wire.to_json({"type": kind, "data": data}))
             while True:
                 told = _read(await self._next())
                 held = told.get("data") if isinstance(told, dict) else None
@@ -170,13 +170,13 @@ class Door:
         until = time.monotonic() + min(self.patience_s, _START_S)
         while True:
             try:
-                return await self._fetched(path)
+                return await self._fetch_once(path)
             except UsageError as error:
                 if not isinstance(error.__cause__, (OSError, TimeoutError)) or time.monotonic() > until:
                     raise
                 await asyncio.sleep(_FIRST_WAIT_S)
 
-    async def _fetched(self, path: str) -> Any:
+    async def _fetch_once(self, path: str) -> Any:
         timeout = aiohttp.ClientTimeout(total=CARD_S)
         try:
             async with (

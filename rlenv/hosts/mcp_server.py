@@ -25,7 +25,7 @@ from aiohttp import web
 from rlenv import __version__
 from rlenv._base.bounded import sendable
 from rlenv._base.strict_json import read_sent
-from rlenv.concurrency.scope import ended
+from rlenv.concurrency.scope import cancel_all
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError, told_as
 from rlenv.hosts import wire
@@ -74,7 +74,7 @@ def check(environment: Environment) -> None:
         raise UsageError(f"the spec has a tool '{FINISH}', which the server adds itself", hint="call it otherwise")
 
 
-async def answered(
+async def answer_message(
     held: Held | None, message: Any, *, desk: Desk, finishes: bool = False, headers: Mapping[str, str] | None = None
 ) -> dict[str, Any] | None:
     """The answer to one message of JSON-RPC; None where it wants none.
@@ -96,7 +96,7 @@ async def answered(
         if not isinstance(params, Mapping):
             raise _Refused(_PARAMS, "params: expected an object")
         alone = _stands_alone(method, params, headers)
-        result = await _result(held, method, params, desk=desk, finishes=finishes)
+        result = await _result_of(held, method, params, desk=desk, finishes=finishes)
         if alone:
             result = {"resultType": "complete", **result}
             if method in ("server/discover", "tools/list", "prompts/list"):
@@ -136,13 +136,13 @@ def _stands_alone(method: str, params: Mapping[str, Any], headers: Mapping[str, 
     return True
 
 
-async def _result(
+async def _result_of(
     held: Held | None, method: str, params: Mapping[str, Any], *, desk: Desk, finishes: bool
 ) -> dict[str, Any]:
     if method == "ping":
         return {}
     if method in ("initialize", "server/discover"):
-        return _introduced(held, method, params, desk=desk, finishes=finishes)
+        return _introduce(held, method, params, desk=desk, finishes=finishes)
     if held is None:
         raise _Refused(_REQUEST, "no episode: shake hands with `initialize`, or ask /mcp/KEY (`POST /episodes`)")
     if method == "tools/list":
@@ -153,8 +153,8 @@ async def _result(
         if not isinstance(name, str) or not isinstance(arguments, Mapping | None):
             raise _Refused(_PARAMS, "expected the name of a tool and an object of arguments")
         if finishes and name == FINISH:
-            return await _finished(held, arguments or {}, desk)
-        return await _called(held, name, arguments or {}, desk)
+            return await _finish_episode(held, arguments or {}, desk)
+        return await _call_tool(held, name, arguments or {}, desk)
     if method == "prompts/list":
         return {"prompts": [{"name": "task", "description": "the task of this episode"}]}
     if method == "prompts/get":
@@ -167,7 +167,7 @@ async def _result(
     raise _Refused(_METHOD, f"there is no method '{method[:100]}'")
 
 
-def _introduced(
+def _introduce(
     held: Held | None, method: str, params: Mapping[str, Any], *, desk: Desk, finishes: bool
 ) -> dict[str, Any]:
     spec = desk.environment.spec
@@ -184,7 +184,7 @@ def _introduced(
     return {"supportedVersions": [*_HANDSHAKE, *([_ALONE] if held is not None else [])], **said}
 
 
-async def _called(held: Held, name: str, arguments: Mapping[str, Any], desk: Desk) -> dict[str, Any]:
+async def _call_tool(held: Held, name: str, arguments: Mapping[str, Any], desk: Desk) -> dict[str, Any]:
     if held.is_over:
         return _text("Not run: the episode is over.", is_error=True)
     held.busy += 1
@@ -193,10 +193,10 @@ async def _called(held: Held, name: str, arguments: Mapping[str, Any], desk: Des
         result = await held.session.call(name, arguments, id=call.id)
     finally:
         held.busy, held.touched = held.busy - 1, desk.now()
-    return wire.called(result)
+    return wire.mcp_result(result)
 
 
-async def _finished(held: Held, arguments: Mapping[str, Any], desk: Desk) -> dict[str, Any]:
+async def _finish_episode(held: Held, arguments: Mapping[str, Any], desk: Desk) -> dict[str, Any]:
     answer = arguments.get("answer")
     if not isinstance(answer, str):
         return _text("answer: expected a text", is_error=True)
@@ -221,8 +221,8 @@ async def over_http(request: web.Request, held: Held | None, desk: Desk, *, fini
         return web.json_response(wire.rpc_fault(None, _PARSE, f"Parse error: {error}"), status=400)
     made = None
     if finishes and held is None and isinstance(message, Mapping) and message.get("method") == "initialize":
-        held = made = await desk.start(**_asked(request))
-    answer = await answered(held, message, desk=desk, finishes=finishes, headers=request.headers)
+        held = made = await desk.start(**_asked_row(request))
+    answer = await answer_message(held, message, desk=desk, finishes=finishes, headers=request.headers)
     session = {} if made is None else {"Mcp-Session-Id": made.key}
     if answer is None:
         return web.Response(status=202)
@@ -230,7 +230,7 @@ async def over_http(request: web.Request, held: Held | None, desk: Desk, *, fini
     return web.json_response(answer, status=status, headers=session)
 
 
-def _asked(request: web.Request) -> dict[str, Any]:
+def _asked_row(request: web.Request) -> dict[str, Any]:
     """The row that the address of a session names."""
     asked: dict[str, Any] = {key: value for key, value in request.query.items() if key in ("task", "split", "seed")}
     with told_as(UsageError, "task and seed are whole numbers", ValueError):
@@ -312,7 +312,7 @@ async def serve_lines(
 
     async def take(line: bytes) -> None:
         try:
-            answer = await answered(held, read_sent(line, max_bytes=MOST_BYTES), desk=desk, finishes=True)
+            answer = await answer_message(held, read_sent(line, max_bytes=MOST_BYTES), desk=desk, finishes=True)
         except ValueError as error:
             answer = wire.rpc_fault(None, _PARSE, f"Parse error: {error}")
         if answer is not None:
@@ -332,4 +332,4 @@ async def serve_lines(
         await asyncio.wait([taking, stopping], return_when=asyncio.FIRST_COMPLETED)
         await desk.leave(held, **({"gives_up": "stopped", "why": STOPPED} if stopped.is_set() else {}))
     finally:
-        await ended(taking, stopping)
+        await cancel_all(taking, stopping)

@@ -100,12 +100,12 @@ class ServerWorld:
             ToolFailed: the server refuses the action or fails over it, and the policy is told; it paid nothing.
             EpisodeError: the server does not answer, says that it has failed, or has not answered an earlier step.
         """
-        stepped = asyncio.create_task(self._stepped(action, turn, deadline))
+        stepped = asyncio.create_task(self._step_alone(action, turn, deadline))
         self._under_way.add(stepped)
-        stepped.add_done_callback(self._done)
+        stepped.add_done_callback(self._note_done)
         return await asyncio.shield(stepped)  # a call may be given up; the server takes its step all the same
 
-    def _done(self, stepped: asyncio.Task[Any]) -> None:
+    def _note_done(self, stepped: asyncio.Task[Any]) -> None:
         self._under_way.discard(stepped)
         if not stepped.cancelled():
             stepped.exception()  # whoever called has been told, or is not there any more
@@ -115,11 +115,11 @@ class ServerWorld:
         for stepped in self._under_way:
             stepped.cancel()
 
-    async def _stepped(self, action: Mapping[str, Any], turn: int, deadline: float) -> float | None:
+    async def _step_alone(self, action: Mapping[str, Any], turn: int, deadline: float) -> float | None:
         async with self._one_at_a_time:
-            return await self._asked(action, turn, deadline)
+            return await self._ask_step(action, turn, deadline)
 
-    async def _asked(self, action: Mapping[str, Any], turn: int, deadline: float) -> float | None:
+    async def _ask_step(self, action: Mapping[str, Any], turn: int, deadline: float) -> float | None:
         if self.terminated or self.truncated:
             raise ToolFailed("the episode has ended")
         total, self.total = self.total, math.nan
@@ -213,8 +213,8 @@ def compile_openenv(name: str, spec: OpenEnvSpec, context: CompileContext) -> Se
     text = None
     if spec.text is not None:
         text = template_of(spec.text, key="text", names=("observation", "info", "task", "vars"))
-    headers = {key: _filled(f"headers.{key}", value, context) for key, value in spec.headers.items()}
-    url = _filled("url", spec.url, context).rstrip("/")
+    headers = {key: _fill_text(f"headers.{key}", value, context) for key, value in spec.headers.items()}
+    url = _fill_text("url", spec.url, context).rstrip("/")
     if not url.startswith(("http://", "https://")):
         raise UsageError("the address is no server's", key="url", hint="write http://HOST:PORT")
     door = Door(url, headers, spec.start_timeout_s, _MOST_BYTES)
@@ -225,19 +225,19 @@ def compile_openenv(name: str, spec: OpenEnvSpec, context: CompileContext) -> Se
         return lambda world: text.text(observation=world.observation, info=world.info, **values)
 
     try:
-        action, tools = run_sync(partial(_asked, door))
+        action, tools = run_sync(partial(_ask_schema, door))
     except UsageError as error:
         raise UsageError(error.message, key="url", hint="start the server; it says what its actions are") from error
     return ServerWorldResource(name, door, compile_value(spec.arguments), show, action, tools)
 
 
-def _filled(key: str, text: str, context: CompileContext) -> str:
+def _fill_text(key: str, text: str, context: CompileContext) -> str:
     marked, put_in = set_aside(text)
     with told_as(UsageError, "the template cannot be filled:", TemplateError, key=key):
         return str(put_in(template_of(marked, key=key, names=("vars",)).text(vars=context.vars)))
 
 
-async def _asked(door: Door) -> tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]:
+async def _ask_schema(door: Door) -> tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]:
     """The schema of the server's action, and its own tools where it has those in place of one."""
     told = await door.fetched("/schema")
     action = told.get("action") if isinstance(told, Mapping) else None

@@ -76,7 +76,7 @@ class RemoteEnvironment(Environment):
         token = os.environ.get(VARIABLE, "") if token is None else token
         self.door = Door(self.url, {"Authorization": f"Bearer {token}"} if token else {}, patience_s)
         self.longest_s = longest_s
-        self._card = run_sync(self._fetched)
+        self._card = run_sync(self._fetch_card)
         super().__init__(loaded_of(read_source(_PLACE, text=json.dumps(_spec_of(self._card)))))
         self.loaded, self.address = replace(self.loaded, digest=self._card.digest), self.url
         self._here = spec.loaded if isinstance(spec, Environment) else spec
@@ -85,12 +85,12 @@ class RemoteEnvironment(Environment):
             raise UsageError(f"{self.url} serves another state of {self._here.spec.name}", hint=hint)
         if too_long := self.too_long(self.limits):
             raise UsageError(too_long, hint="give longest_s=… where that is meant")
-        self.toolsets.all = self._tools(self._card.tools)
+        self.toolsets.all = self._shown_tools(self._card.tools)
         self.has_tools = bool(self.toolsets.all.tools)
         self._idle: dict[asyncio.AbstractEventLoop, list[Socket]] = {}
         self._clients: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
 
-    async def _fetched(self) -> _Card:
+    async def _fetch_card(self) -> _Card:
         with told_as(UsageError, f"{self.url} serves no environment of this version of rlenv", ValueError):
             card: _Card = _read(_Card, await self.door.fetched("/card"))
         if not card.rewards or not card.splits:
@@ -103,11 +103,11 @@ class RemoteEnvironment(Environment):
         long = f"an episode may take {most_s:g} s at {self.url}, and longest_s is {self.longest_s:g}"
         return long if most_s > self.longest_s else ""
 
-    def _tools(self, schemas: Sequence[_Schema]) -> ToolSet:
+    def _shown_tools(self, schemas: Sequence[_Schema]) -> ToolSet:
         """Tools that only show their schemas: calls are the server's."""
         made = {
             one.name: Tool(
-                name=one.name, description=one.description, parameters=one.parameters, run=_never, mode="inline"
+                name=one.name, description=one.description, parameters=one.parameters, run=_refuse_call, mode="inline"
             )
             for one in (schema.function for schema in schemas)
         }
@@ -171,7 +171,7 @@ class RemoteEnvironment(Environment):
         while idle:
             if not (socket := idle.pop()).is_closed:
                 return socket
-        return await self.door.connected(self._client(loop), until)
+        return await self.door.connected(self._client_of(loop), until)
 
     def put_back(self, socket: Socket) -> None:
         """Keeps a socket for the next episode of its event loop."""
@@ -180,7 +180,7 @@ class RemoteEnvironment(Environment):
             self._idle.setdefault(loop, []).append(socket)
             socket.close_later(self._idle[loop])
 
-    def _client(self, loop: asyncio.AbstractEventLoop) -> aiohttp.ClientSession:
+    def _client_of(self, loop: asyncio.AbstractEventLoop) -> aiohttp.ClientSession:
         client = self._clients.get(loop)
         if client is None or client.closed:
             for gone in [one for one in self._clients if one.is_closed()]:
@@ -253,7 +253,7 @@ class _End:
     reward: RewardBreakdown
 
 
-def _never(arguments: Any, context: Any) -> Any:
+def _refuse_call(arguments: Any, context: Any) -> Any:
     raise AssertionError("the tools of a remote environment are called by its server")
 
 
@@ -296,13 +296,13 @@ class _RemoteEpisode(Episode):
             if too_long := self._remote.too_long(self.limits):
                 raise ValueError(too_long)
             if ours["tools"] != list(self.environment.tool_schemas):
-                self.tools.toolset = self.tools.first = self._remote._tools(_read(list[_Schema], ours["tools"]))
+                self.tools.toolset = self.tools.first = self._remote._shown_tools(_read(list[_Schema], ours["tools"]))
             if _read(bool, data["done"]):
                 self._end_as(meta)
         except (KeyError, TypeError, ValueError) as error:
-            self._fail(REASON, f"the server's answer cannot be read: {type(error).__name__}: {error}")
+            self._end_failed(REASON, f"the server's answer cannot be read: {type(error).__name__}: {error}")
         except EpisodeError as error:
-            self._fail(error.reason, str(error))
+            self._end_failed(error.reason, str(error))
 
     async def aclose(self) -> None:
         """Gives the connection back; may be called twice."""
@@ -323,9 +323,9 @@ class _RemoteEpisode(Episode):
         begun = self.now()
         self._sampled = sampled = Sampled(action, self._sampled.finish_reason, self._sampled.token_ids)
         data = await self.link.ask("step", wire.action_data(sampled), self)
-        return self._answered(data, begun)
+        return self._step_of(data, begun)
 
-    def _answered(self, data: Mapping[str, Any], begun: float) -> Step:
+    def _step_of(self, data: Mapping[str, Any], begun: float) -> Step:
         """The step that an answer of the server's says, with its turn in the record."""
         try:
             meta, reward, is_last = data["metadata"], _read(float | None, data["reward"]), _read(bool, data["done"])
@@ -334,7 +334,7 @@ class _RemoteEpisode(Episode):
                 raise ValueError("a reward is a number, unless the episode has failed")
             turn = _read(Turn | None, ours["turn"])
             if turn is not None and turn.index == len(self.turns):
-                self._add(turn, _read(str, ours["text"]), begun)
+                self._take_turn(turn, _read(str, ours["text"]), begun)
             elif not is_last or (turn is not None and turn.index != len(self.turns) - 1):
                 raise ValueError("it is of another turn")
             observation = self.turns[-1].observation if self.turns else None
@@ -345,10 +345,10 @@ class _RemoteEpisode(Episode):
         except (KeyError, TypeError, ValueError) as error:
             raise EpisodeError(f"the server's answer cannot be read: {error}", reason=REASON) from error
 
-    def _add(self, turn: Turn, text: str, begun: float) -> None:
+    def _take_turn(self, turn: Turn, text: str, begun: float) -> None:
         observation = turn.observation
         if observation is not None:
-            messages = tuple(self._cut(message) for message in observation.messages)
+            messages = tuple(self._cut_message(message) for message in observation.messages)
             observation = Observation(messages, text, turn.results)
         sampled, seconds = self._sampled, self.now() - begun
         # The wire has no lone surrogates; the record keeps what the policy wrote.
@@ -357,7 +357,7 @@ class _RemoteEpisode(Episode):
         turn = replace(turn, observation=observation, started=begun - self._started, **own)
         self.turns.append(turn)
 
-    def _cut(self, message: Message) -> Message:
+    def _cut_message(self, message: Message) -> Message:
         """A message cut as its driver measures; the server has cut it by characters."""
         if self.environment.is_text_only(self.cut):
             return message
@@ -388,9 +388,9 @@ class _RemoteEpisode(Episode):
             data: dict[str, Any] = {"reason": reason, "turns": len(self.turns)}
             data |= {} if action is None else {"action": wire.action_data(action)}
             try:
-                self._answered(await self.link.ask("end", data, self), self.now())
+                self._step_of(await self.link.ask("end", data, self), self.now())
             except EpisodeError as error:
-                self._fail(error.reason, str(error))
+                self._end_failed(error.reason, str(error))
         return self.trajectory
 
 

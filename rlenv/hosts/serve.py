@@ -27,7 +27,7 @@ from rlenv import __version__
 from rlenv.episodes.environment import Environment
 from rlenv.hosts import wire
 from rlenv.hosts.conversation import ENDING, ServedSocket
-from rlenv.hosts.http import answer, guarded, json_of
+from rlenv.hosts.http import answer, guard_requests, json_of
 from rlenv.hosts.session import Session
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class Server:
         Args:
             held: the sessions of clients without a socket.
         """
-        guard = guarded(
+        guard = guard_requests(
             self.token,
             is_local_only=not self.token and not self.is_open,
             is_free=lambda request: request.path.endswith("/health"),
@@ -184,7 +184,7 @@ class Server:
         app = web.Application(client_max_size=self.limits.message_bytes, middlewares=[guard])
         asked = {
             "ws": self._socket, "health": self._health, "metadata": self._metadata, "card": self._card,
-            **{path: _always(value) for path, value in _SAID.items()},
+            **{path: _always_answer(value) for path, value in _SAID.items()},
         }  # fmt: skip
         for prefix in ("", *(f"/env/{name}" for name in self.environments)):
             named = [web.get(f"{prefix}/{path}", answers) for path, answers in asked.items()]
@@ -298,7 +298,7 @@ class Server:
         return answer({"tasks": found, "env_name": name})
 
 
-def _always(value: Mapping[str, Any]) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _always_answer(value: Mapping[str, Any]) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def say(request: web.Request) -> web.Response:
         return answer(value)
 

@@ -97,7 +97,7 @@ class Session:
         Raises:
             UsageError: before `reset`, or while another step is running.
         """
-        episode = self._running
+        episode = self._running_episode
         if episode.is_reported:
             return Step.last(episode.trajectory, reward=None if episode.failure else 0.0)
         if not isinstance(action, Sampled) and (finish_reason or token_ids):
@@ -123,7 +123,7 @@ class Session:
         Raises:
             UsageError: before `reset`, or the episode has not ended.
         """
-        return self._running.trajectory
+        return self._running_episode.trajectory
 
     def state(self) -> dict[str, Any]:
         """The episode's id (None before the first), the number of actions taken, and whether it has ended."""
@@ -140,7 +140,7 @@ class Session:
             await self.episode.aclose()
 
     @property
-    def _running(self) -> Episode:
+    def _running_episode(self) -> Episode:
         if self.episode is None:
             raise UsageError("there is no episode yet", hint="call reset() first")
         return self.episode

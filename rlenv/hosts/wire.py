@@ -34,7 +34,7 @@ SCHEMAS: Final[Mapping[str, Any]] = json.loads(Path(__file__).with_suffix(".json
 """The JSON Schemas of an action, an observation and a state."""
 
 
-def encoded(value: Any) -> str:
+def to_json(value: Any) -> str:
     """JSON, whatever a policy or a tool wrote: lone surrogates become U+FFFD, numbers that are not finite null."""
     try:
         return orjson.dumps(value, default=_as_dict).decode()
@@ -139,14 +139,14 @@ def step_data(step: Step, session: Session, *, is_ours: bool) -> dict[str, Any]:
     meta: dict[str, Any] = {key: held[key] for key in ("terminated", "truncated", "reason")}
     observation = {} if is_ours else {"text": held["text"], "messages": held["messages"], "tools": []}
     if is_ours:
-        meta[OURS] = {"turn": _turn(session), "text": held["text"]}
+        meta[OURS] = {"turn": _last_turn(session), "text": held["text"]}
     if step.is_last:
         _add_end(meta, session, is_ours=is_ours)
     observation["metadata"] = {} if is_ours else meta
     return {"observation": observation, "reward": step.reward, "done": step.is_last, "metadata": meta}
 
 
-def _turn(session: Session) -> dict[str, Any] | None:
+def _last_turn(session: Session) -> dict[str, Any] | None:
     """The last turn, without what only a reward reads: values and details may hold what the policy must not see."""
     episode = session.episode
     if episode is None or not episode.turns:
@@ -163,7 +163,7 @@ def _add_end(meta: dict[str, Any], session: Session, *, is_ours: bool) -> None:
     meta |= public_outcome(trajectory, session.id)
     if is_ours:
         reward = fields_of(trajectory.reward)
-        reward["terms"] = {name: plain(_public(term)) for name, term in trajectory.reward.terms.items()}
+        reward["terms"] = {name: plain(_public_term(term)) for name, term in trajectory.reward.terms.items()}
         end = {"reward": reward, "answer": trajectory.answer}
         end |= {key: getattr(trajectory, key) for key in ("terminated", "truncated")}
         meta[OURS] = {**meta.get(OURS, {}), "end": end}
@@ -177,7 +177,7 @@ def public_outcome(trajectory: Trajectory, id: str) -> dict[str, Any]:
     return outcome
 
 
-def _public(term: TermResult) -> TermResult:
+def _public_term(term: TermResult) -> TermResult:
     """A term without the texts that it was read from, which may hold the gold answer."""
     error = "see the server's log" if term.error else ""
     return replace(term, evidence="", error=error, details={}, where=())
@@ -235,7 +235,7 @@ def tool_of(function: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": function["name"], "description": function.get("description", ""), "inputSchema": parameters}
 
 
-def called(result: ToolResult) -> dict[str, Any]:
+def mcp_result(result: ToolResult) -> dict[str, Any]:
     """The result of a call as MCP shows it."""
     images = [{"type": "image", "data": one.base64, "mimeType": one.mime} for one in result.images]
     return {"content": [{"type": "text", "text": result.text}, *images], "isError": result.is_error}

@@ -51,7 +51,7 @@ def as_chat(body: Mapping[str, Any], before: Sequence[Mapping[str, Any]] = ()) -
     for index, item in enumerate(items):
         _add_item(messages, item, f"input[{index}]")
     chat: dict[str, Any] = {"messages": messages, **{key: body[key] for key in _SAME if key in body}}
-    if tools := _tools(body.get("tools")):
+    if tools := _function_tools(body.get("tools")):
         chat["tools"] = tools
         choice = body.get("tool_choice")
         if isinstance(choice, Mapping) and choice.get("type") == "function":
@@ -69,7 +69,7 @@ def as_chat(body: Mapping[str, Any], before: Sequence[Mapping[str, Any]] = ()) -
     return chat
 
 
-def _tools(given: Any) -> list[dict[str, Any]]:
+def _function_tools(given: Any) -> list[dict[str, Any]]:
     """The functions among tools; those of a namespace (an MCP server's) by its name and theirs."""
     found: list[dict[str, Any]] = []
     for tool in given if isinstance(given, list) else ():
@@ -77,7 +77,7 @@ def _tools(given: Any) -> list[dict[str, Any]]:
             kept = ("name", "description", "parameters", "strict")
             found.append({"type": "function", "function": {key: tool[key] for key in kept if key in tool}})
         elif isinstance(tool, Mapping) and tool.get("type") == "namespace":
-            for inner in _tools(tool.get("tools")):
+            for inner in _function_tools(tool.get("tools")):
                 inner["function"]["name"] = f"{tool.get('name')}{_PART}{inner['function'].get('name')}"
                 found.append(inner)
     return found
@@ -92,7 +92,7 @@ def _add_item(messages: list[dict[str, Any]], item: Any, at: str) -> None:
     kind = item.get("type", "message")
     if kind == "message":
         role = item.get("role")
-        content = _content(item.get("content"))
+        content = _chat_content(item.get("content"))
         if role == "assistant" and messages and messages[-1]["role"] == "assistant" and not messages[-1]["content"]:
             messages[-1]["content"] = content  # of one answer, whose items may stand in any order
         else:
@@ -106,13 +106,13 @@ def _add_item(messages: list[dict[str, Any]], item: Any, at: str) -> None:
         messages[-1]["tool_calls"] = [*messages[-1].get("tool_calls", ()), call]  # `before` keeps its own list
     elif kind == "function_call_output":
         output = item.get("output")
-        text = output if isinstance(output, str) else _content(output)
+        text = output if isinstance(output, str) else _chat_content(output)
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": text})
     elif kind != "reasoning":  # thinking is the server's to keep or to leave out
         raise UsageError(f"{at}: items of type '{str(kind)[:40]}' are not taken; expected messages and function calls")
 
 
-def _content(content: Any) -> Any:
+def _chat_content(content: Any) -> Any:
     """The content of an item as chat completions have it: a text, or parts where there are images."""
     if not isinstance(content, list):
         return content if isinstance(content, str) else ""
@@ -161,7 +161,7 @@ def as_response(answer: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str,
     if text := message.get("content"):
         part = {"type": "output_text", "text": text, "annotations": []}
         output.append(
-            {"type": "message", "id": _id("msg"), "status": "completed", "role": "assistant", "content": [part]}
+            {"type": "message", "id": _new_id("msg"), "status": "completed", "role": "assistant", "content": [part]}
         )
     for call in message.get("tool_calls") or ():
         name, told = call["function"]["name"], {}
@@ -169,11 +169,11 @@ def as_response(answer: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str,
         if space is not None:
             name, told = name.removeprefix(f"{space}{_PART}"), {"namespace": space}
         made = {"call_id": call["id"], "name": name, "arguments": call["function"]["arguments"], **told}
-        output.append({"type": "function_call", "id": _id("fc"), "status": "completed", **made})
+        output.append({"type": "function_call", "id": _new_id("fc"), "status": "completed", **made})
     was_cut = choice.get("finish_reason") == "length"
     given, written = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
     return {
-        "id": _id("resp"),
+        "id": _new_id("resp"),
         "object": "response",
         "created_at": int(time.time()),
         "status": "incomplete" if was_cut else "completed",
@@ -190,7 +190,7 @@ def as_response(answer: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str,
     }  # fmt: skip
 
 
-def _id(kind: str) -> str:
+def _new_id(kind: str) -> str:
     return f"{kind}_{token_hex(12)}"
 
 

@@ -160,7 +160,7 @@ class _Crew:
         self._file.truncate(Board.size_of(workers))
         self.board = Board(self._file.fileno(), workers=workers)
         self.is_told = False
-        self.running = {number: self._started(number) for number in range(workers)}
+        self.running = {number: self._start_worker(number) for number in range(workers)}
         self._begun = dict.fromkeys(self.running, time.monotonic())
         self._quick = dict.fromkeys(self.running, 0)
 
@@ -175,10 +175,10 @@ class _Crew:
                 return 2
             _LOGGER.warning("worker %d ended with status %s; it is started again", number, process.returncode)
             self.board.clear(number)
-            self.running[number], self._begun[number] = self._started(number), time.monotonic()
+            self.running[number], self._begun[number] = self._start_worker(number), time.monotonic()
         return 0
 
-    def _started(self, number: int) -> subprocess.Popen[bytes]:
+    def _start_worker(self, number: int) -> subprocess.Popen[bytes]:
         file = self._file.fileno()
         environment = {**os.environ, _WORKER: f"{number} {self.board.workers} {file}"}
         return subprocess.Popen(

@@ -164,7 +164,7 @@ class _Reading:
         self._tools = tools
         self._left = _MOST_PARTS
 
-    def _count(self, depth: int = 0) -> None:
+    def _count_value(self, depth: int = 0) -> None:
         self._left -= 1
         if self._left < 0 or depth > _MOST_DEPTH:
             most = f"{_MOST_PARTS:,} parts" if self._left < 0 else f"{_MOST_DEPTH} lists or objects in each other"
@@ -176,7 +176,7 @@ class _Reading:
         is_message = isinstance(value, Mapping) and not value.keys().isdisjoint(("role", "content", "tool_calls"))
         if not is_message or self._tools.keys() >= value.keys():
             return self.made(value)
-        self._count()
+        self._count_value()
         if value.get("role", "assistant") != "assistant":
             return []
         with told_as(PolicyError, "a recorded message cannot be read:", UnreadableAnswer, RecursionError):
@@ -187,9 +187,9 @@ class _Reading:
         return [Message("assistant", "", calls) for calls in self.groups(value, 0)]
 
     def groups(self, value: Any, depth: int) -> list[tuple[ToolCall, ...]]:
-        self._count(depth)
+        self._count_value(depth)
         if isinstance(value, str):
-            value = self._parsed(value)
+            value = self._parse_text(value)
         if isinstance(value, Iterator):  # what filters such as `batch` give
             value = list(itertools.islice(value, _MOST_PARTS + 1))
         if isinstance(value, (list, tuple)):
@@ -200,12 +200,12 @@ class _Reading:
             return [together] if together else []
         if isinstance(value, ToolCall):
             return [(value,)]
-        calls = tuple(_call(name, arguments, self._tools) for name, arguments in self._named(value, depth))
+        calls = tuple(_call(name, arguments, self._tools) for name, arguments in self._named_calls(value, depth))
         return [calls] if calls else []
 
-    def _named(self, value: Any, depth: int) -> Iterator[tuple[Any, Any]]:
+    def _named_calls(self, value: Any, depth: int) -> Iterator[tuple[Any, Any]]:
         """The name and the arguments of each call in a mapping."""
-        self._count(depth)
+        self._count_value(depth)
         if value is None:
             return
         if not isinstance(value, Mapping):
@@ -217,15 +217,15 @@ class _Reading:
             if not isinstance(listed, (list, tuple)):
                 raise PolicyError(f"found a {type(listed).__name__} under tool_calls; expected a list")
             for one in listed:
-                yield from self._named(one, depth + 1)
+                yield from self._named_calls(one, depth + 1)
         elif isinstance(value.get("function"), Mapping):
-            yield from self._named(value["function"], depth + 1)
+            yield from self._named_calls(value["function"], depth + 1)
         elif isinstance(value.get("name"), str):
             yield value["name"], next((value[key] for key in _ARGUMENTS if key in value), None)
         else:
             yield from value.items()
 
-    def _parsed(self, text: str) -> Any:
+    def _parse_text(self, text: str) -> Any:
         """What a text stands for: a JSON value, or a list of calls."""
         text = text.strip()
         if text[:1] in ("{", "["):
@@ -238,7 +238,7 @@ class _Reading:
                 warnings.simplefilter("ignore")
                 tree = ast.parse(text, mode="eval").body if text else ast.List([])
             calls = tree.elts if isinstance(tree, (ast.List, ast.Tuple)) else [tree]
-            return [_of_python(one, self._tools) for one in calls]
+            return [_python_call(one, self._tools) for one in calls]
         except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
             expected = "expected a call such as find(name='a'), or JSON"
             raise PolicyError(f"found the text '{text[:80]}'; {expected} ({str(error)[:80]})") from error
@@ -249,7 +249,7 @@ def _call(name: Any, arguments: Any, tools: Parameters) -> ToolCall:
         raise PolicyError(f"the name of a call is a {type(name).__name__}; expected a text")
     try:
         written = json.dumps(arguments) if isinstance(arguments, Mapping) else arguments
-        read = read_call({"name": _known(name, tools), "arguments": written}, "")
+        read = read_call({"name": _known_name(name, tools), "arguments": written}, "")
     except (TypeError, ValueError, RecursionError) as error:
         raise PolicyError(f"the arguments of '{name[:200]}' are not JSON: {error}") from error
     if isinstance(read, MalformedCall):
@@ -257,30 +257,30 @@ def _call(name: Any, arguments: Any, tools: Parameters) -> ToolCall:
     return ToolCall(read.name, read.arguments)
 
 
-def _known(name: str, tools: Parameters) -> str:
+def _known_name(name: str, tools: Parameters) -> str:
     """The name of a tool; `spotify.play` is the tool `spotify_play`, since no wire takes dots."""
     plain = re.sub(r"[^\w-]", "_", name, flags=re.ASCII)
     return plain if name not in tools and plain in tools else name
 
 
-def _of_python(node: ast.expr, tools: Parameters) -> ToolCall:
+def _python_call(node: ast.expr, tools: Parameters) -> ToolCall:
     name = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
     name = name or (ast.unparse(node.func) if isinstance(node, ast.Call) else "")
     if not isinstance(node, ast.Call) or not all(part.isidentifier() for part in name.split(".")):
         raise ValueError("no call of a named tool")
-    names = tools.get(_known(name, tools), ())
+    names = tools.get(_known_name(name, tools), ())
     if len(node.args) > len(names) or any(one.arg is None for one in node.keywords):
         raise ValueError("arguments without a name")
     arguments = dict(zip(names, map(ast.literal_eval, node.args), strict=False))
     return _call(name, arguments | {str(one.arg): ast.literal_eval(one.value) for one in node.keywords}, tools)
 
 
-def filled(value: Any, values: Mapping[str, Any]) -> Any:
+def fill_calls(value: Any, values: Mapping[str, Any]) -> Any:
     """The calls of a step with their templates filled, those in place of a tool's name too."""
     if isinstance(value, Mapping):
         return {compile_template(name).text(**values): compile_value(one)(**values) for name, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return [filled(one, values) for one in value]
+        return [fill_calls(one, values) for one in value]
     return compile_value(value)(**values)
 
 

@@ -90,7 +90,7 @@ class OpenAIPolicy:
             name="",
             base_url=base_url.rstrip("/"),
             model=model,
-            headers=_headers(api_key, headers or {}),
+            headers=_make_headers(api_key, headers or {}),
             concurrency=concurrency,
             timeout_s=timeout_s,
             retries=retries,
@@ -141,7 +141,7 @@ class OpenAIPolicy:
             self._client = None
 
 
-def _headers(api_key: str | None, given: Mapping[str, str]) -> dict[str, str]:
+def _make_headers(api_key: str | None, given: Mapping[str, str]) -> dict[str, str]:
     if not api_key:
         return dict(given)
     if any(name.lower() == "authorization" for name in given):
@@ -246,15 +246,15 @@ class _Session:
     async def act(self, messages: Sequence[Message]) -> Sampled:
         new = messages[self._seen :] if self._seen else ()
         self._seen = len(messages) + 1  # what is said now is known then
-        most = self._left(new)
+        most = self._tokens_left(new)
         if self._is_over or (most is not None and most < 1):
             return Sampled("", "length")
         if new and self._is_text:  # the prompt, then each action and the observation that followed it
             self._text += self._context.render_observation(new)
-        self._asking, self._well, around = messages, [], partial(self._answered, messages)
+        self._asking, self._well, around = messages, [], partial(self._answer_of, messages)
         try:
             with counted(self._context.account, "policy"):
-                answer = await self._asked(messages, most, around=around)
+                answer = await self._ask(messages, most, around=around)
         except EndpointError as error:
             is_too_long = is_full(error)
             if error.is_held or (self._first and (is_too_long or await self._is_own(error, messages, most))):
@@ -280,7 +280,7 @@ class _Session:
         if self._asking is None or not self._asks_beside:
             return ""
         begun, soon, room = time.monotonic(), partial(beside, endpoint=self._client.endpoint), Room(self._client)
-        first, bound_s = partial(self._asked, self._asking, 1, around=soon), _FIRST_TOKEN_S + 2 * tries_s(self._client)
+        first, bound_s = partial(self._ask, self._asking, 1, around=soon), _FIRST_TOKEN_S + 2 * tries_s(self._client)
         with counted(self._context.account, "policy"), suppress(TimeoutError):
             try:
                 async with asyncio.timeout(bound_s):  # nobody else bounds what waits for room behind the end
@@ -294,12 +294,12 @@ class _Session:
                     return told
                 with suppress(RewardError, TimeoutError):
                     async with asyncio.timeout(bound_s):
-                        asked = partial(self._in_turn, self._asking, first, room, is_now=False, took_s=took_s)
+                        asked = partial(self._ask_in_turn, self._asking, first, room, is_now=False, took_s=took_s)
                         return "" if self._first and await asked() is None else told
                 return told
         return "a limit of rate had no room for a first token"
 
-    def _left(self, new: Sequence[Message]) -> int | None:
+    def _tokens_left(self, new: Sequence[Message]) -> int | None:
         """The most tokens of the next action; None where nobody limits them. Of what is new the characters are taken;
         a server that counts nothing leaves the limit of the whole episode to the environment."""
         whole = self._context.response_tokens
@@ -316,12 +316,12 @@ class _Session:
         for keeps_own in (False, True):
             try:
                 with counted(self._context.account, "policy"):
-                    await self._asked(messages, most, keeps_own=keeps_own)
+                    await self._ask(messages, most, keeps_own=keeps_own)
             except EndpointError as again:
                 return keeps_own and again.status in UNCLEAR
         return False
 
-    async def _answered(self, messages: Sequence[Message], request: _Request[Completion]) -> Completion:
+    async def _answer_of(self, messages: Sequence[Message], request: _Request[Completion]) -> Completion:
         """The answer to a conversation. A server that fails each time is asked in turn for what is known to work.
 
         Raises:
@@ -339,7 +339,7 @@ class _Session:
             failed = error
         tries, is_refused = endpoint.retries + 1, failed.status in UNCLEAR
         took_s = 0.0 if is_refused else (time.monotonic() - begun) / tries  # to refuse takes no time, to wait does
-        if failed.is_cut and self._first and await self._fells(messages, failed):
+        if failed.is_cut and self._first and await self._fells_server(messages, failed):
             raise EndpointError(f"the server falls over the policy's words: {failed}", is_held=True) from failed
         room = Room(self._client, has_place=is_refused)
         now = partial(starts, partial(room.ask, request), endpoint, tried=tries)
@@ -348,10 +348,10 @@ class _Session:
             raise failed  # it is the row's words
         very: _Request[Completion] = partial(request, retries=0, tried=tries, is_beside=is_refused)
         if failed.is_late:
-            very = partial(self._asked, messages, 1, around=partial(beside, endpoint=endpoint))
+            very = partial(self._ask, messages, 1, around=partial(beside, endpoint=endpoint))
         try:
             with closing(room):
-                given = await self._in_turn(messages, very, room, is_now=is_now, took_s=took_s)
+                given = await self._ask_in_turn(messages, very, room, is_now=is_now, took_s=took_s)
         except RewardError:
             raise failed from None
         if given is None:
@@ -360,13 +360,13 @@ class _Session:
             raise failed  # it hangs no more
         return given
 
-    async def _fells(self, messages: Sequence[Message], error: EndpointError) -> bool:
+    async def _fells_server(self, messages: Sequence[Message], error: EndpointError) -> bool:
         """True where the server is away for a while each time that it has the policy's words, among harmless ones."""
         soon = partial(beside, endpoint=self._client.endpoint)
-        known = partial(tried, partial(self._asked, messages, 1, keeps_own=False, around=soon))
+        known = partial(tried, partial(self._ask, messages, 1, keeps_own=False, around=soon))
 
         async def own(**tries: Any) -> Completion:
-            return await self._asked(messages, 1, keeps_own=True, around=lambda request: request(**tries))
+            return await self._ask(messages, 1, keeps_own=True, around=lambda request: request(**tries))
 
         try:
             await if_felled(known, own, error, self._client, self._policy.falls)
@@ -374,7 +374,7 @@ class _Session:
             return told.is_held
         return False
 
-    async def _in_turn(
+    async def _ask_in_turn(
         self, messages: Sequence[Message], very: _Request[Completion], room: Room, *, is_now: bool, took_s: float
     ) -> Completion | None:
         """What `very` gives, asked in turn with what is known to work; None where it fails at the policy's words.
@@ -385,15 +385,15 @@ class _Session:
         """
         soon, is_refused = partial(beside, endpoint=self._client.endpoint), room.has_place
 
-        async def asked() -> None:
-            await self._asked(messages, 1, keeps_own=None if is_now else False, around=soon)
+        async def ask() -> None:
+            await self._ask(messages, 1, keeps_own=None if is_now else False, around=soon)
             if not is_refused:  # to refuse takes a server no time, and to have many refused costs others theirs
                 few = partial(soon, tokens=FEW_TOKENS)
-                await self._asked((Message("user", HARMLESS),), FEW_TOKENS, text=HARMLESS, around=few)
+                await self._ask((Message("user", HARMLESS),), FEW_TOKENS, text=HARMLESS, around=few)
 
         with entered("beside"):  # a replay does not ask these
-            own = partial(self._asked, messages, 1, keeps_own=True, around=soon)
-            given = await if_refused(asked, very, room, looks=1 + 2 * is_refused, took_s=took_s)
+            own = partial(self._ask, messages, 1, keeps_own=True, around=soon)
+            given = await if_refused(ask, very, room, looks=1 + 2 * is_refused, took_s=took_s)
             if given is None and not is_now:
                 while isinstance(told := await tried(partial(room.ask, own)), Barred):
                     pass  # until there is room: whoever asks bounds it by the episode's time
@@ -401,7 +401,7 @@ class _Session:
                     raise RewardError("the server fails at others' words")
         return given
 
-    async def _asked(
+    async def _ask(
         self,
         messages: Sequence[Message],
         most: int | None,

@@ -124,7 +124,7 @@ class OracleSession:
             self._tools = golds.parameters_of(self._policy.tools(self._values["task"], replies))
         if self._is_asked and not self._ready:
             given = {**self._values, "messages": [message.as_dict() for message in messages]}
-            self._ready = await self._asked({name: given[name] for name in self._policy.asks}, results[self._heard :])
+            self._ready = await self._next({name: given[name] for name in self._policy.asks}, results[self._heard :])
             self._heard = len(results)
         while not self._ready and self._left:
             self._left[:1] = self._go_on(self._left[0])
@@ -157,7 +157,7 @@ class OracleSession:
             elif part.stage == "expect":
                 _compare(compile_value(step.expect)(**values), values["results"])
             elif not golds.is_later(step) or golds.holds(step, values):
-                groups = golds.read_calls(golds.filled(step.call, values), self._tools)
+                groups = golds.read_calls(golds.fill_calls(step.call, values), self._tools)
                 self._ready += [Message("assistant", "", calls) for calls in groups]
                 stages: dict[Literal["expect", "say"], bool] = {
                     "expect": bool(groups) and step.expect is not None,
@@ -169,16 +169,16 @@ class OracleSession:
             raise PolicyError(f"oracle.{part.index}{place}: {error}") from error
         return []
 
-    async def _asked(self, given: Mapping[str, Any], news: Sequence[str]) -> list[str | Message]:
+    async def _next(self, given: Mapping[str, Any], news: Sequence[str]) -> list[str | Message]:
         """The actions that the function gives next; none where it is over."""
         assert self._policy.function is not None
         try:
             if self._running is not None:
-                made = await _sent(self._running, list(news))
+                made = await _send_to(self._running, list(news))
             else:
                 made = await _threads.run(partial(self._policy.function, **given))
                 if inspect.isgenerator(made) or inspect.isasyncgen(made):
-                    self._running, made = made, await _sent(made, None)
+                    self._running, made = made, await _send_to(made, None)
                 elif inspect.isawaitable(made):
                     made = await made
                 self._is_asked = self._running is not None or not given.keys().isdisjoint(("results", "messages"))
@@ -194,16 +194,16 @@ class OracleSession:
         return actions
 
 
-async def _sent(running: Any, value: Any) -> Any:
+async def _send_to(running: Any, value: Any) -> Any:
     """What a generator gives next, None where it has ended."""
     if not inspect.isasyncgen(running):
-        return await _threads.run(partial(resumed, running, value))
+        return await _threads.run(partial(resume_with, running, value))
     with suppress(StopAsyncIteration):
         return await running.asend(value)
     return None
 
 
-def resumed(running: Generator[Any, Any, Any], value: Any) -> Any:
+def resume_with(running: Generator[Any, Any, Any], value: Any) -> Any:
     """What a generator gives next once it was sent `value`; None where it has ended."""
     try:
         return running.send(value)
@@ -339,7 +339,7 @@ class ScriptPolicy(Policy):
         if path.suffix == ".jsonl":
             for number, line in enumerate(text.splitlines(), 1):
                 if line.strip():
-                    self._scripts.append(_actions(path, number, line))
+                    self._scripts.append(_parse_actions(path, number, line))
         else:
             self._scripts.append([part.strip("\n") for part in f"\n{text}".split("\n---\n")])
         if not self._scripts:
@@ -354,7 +354,7 @@ class ScriptPolicy(Policy):
         return _Session(lambda messages: script[min(next(position), len(script) - 1)])
 
 
-def _actions(path: Path, number: int, line: str) -> list[Any]:
+def _parse_actions(path: Path, number: int, line: str) -> list[Any]:
     try:
         actions = json.loads(line)
     except json.JSONDecodeError as error:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.episode import Episode
-from rlenv.episodes.rollout import context_of, together
+from rlenv.episodes.rollout import context_of, gather_all
 from rlenv.errors import EpisodeError, PolicyError, RlenvError, UnsupportedTemplate
 from rlenv.messages import Message
 from rlenv.policies.scripted import OraclePolicy
@@ -196,7 +196,7 @@ async def measure(
 
     environment.parts = replace(parts, scorer=Scorer((), success=None))
     try:
-        await together([work() for _ in range(min(_AT_ONCE, len(tasks)))])
+        await gather_all([work() for _ in range(min(_AT_ONCE, len(tasks)))])
     finally:
         environment.parts = parts
     size = len(environment.tasks(split))

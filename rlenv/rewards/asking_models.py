@@ -19,7 +19,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from rlenv.concurrency.deadline import Countdown, bounded_by_itself, left_s, pause, running_under
 from rlenv.concurrency.lanes import entered
-from rlenv.concurrency.scope import Scope, ended
+from rlenv.concurrency.scope import Scope, cancel_all
 from rlenv.endpoints import BARRED, REFUSED, Client
 from rlenv.endpoints.account import is_away
 from rlenv.errors import EndpointError, RewardError
@@ -129,7 +129,7 @@ async def in_time(
         return found
     finally:
         del pace.waiting[mine]
-        await ended(first, beside)
+        await cancel_all(first, beside)
 
 
 async def _beside(

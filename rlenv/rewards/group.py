@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, Final, Literal
 
 from rlenv.concurrency.scope import Scope, at_once
-from rlenv.endpoints.account import Account, merged
+from rlenv.endpoints.account import Account, merge_usage
 from rlenv.errors import EpisodeError, RewardError, UsageError
 from rlenv.language.kinds import Kind
 from rlenv.language.spec import RewardSpec, Text
@@ -186,7 +186,7 @@ async def ask_groups(
             finally:
                 waiting.discard(places[0])
                 if on_asked is not None:
-                    on_asked(merged(entry for account in accounts for entry in account.entries()), len(waiting))
+                    on_asked(merge_usage(entry for account in accounts for entry in account.entries()), len(waiting))
             scored = [_charged(each, account) for each, account in zip(scored, accounts, strict=True)]
         for place, trajectory in zip(places, scored, strict=True):
             found[place] = trajectory
@@ -206,7 +206,7 @@ async def ask_groups(
 
 def _charged(one: Trajectory, account: Account) -> Trajectory:
     asked = account.entries()
-    return replace(one, usage=merged((*one.usage, *asked))) if asked else one
+    return replace(one, usage=merge_usage((*one.usage, *asked))) if asked else one
 
 
 def _places(trajectories: Sequence[Trajectory], groups: Sequence[Hashable] | None) -> list[list[int]]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from rlenv.concurrency.scope import ended
+from rlenv.concurrency.scope import cancel_all
 from rlenv.errors import RewardError, UnknownEntry, UsageError
 from rlenv.language.kinds import Kind
 from rlenv.language.spec import Float, Int, RewardSpec, Spec, Text
@@ -93,7 +93,7 @@ class _Verify:
             if may_be_lost(result, self.tools, known=known):
                 result = await settled(Lost(self.tool.name, arguments, result), self.tool, context, known=known)
         finally:
-            await ended(gold)
+            await cancel_all(gold)
         seen = {
             "verified_results": {
                 "tool": self.tool.name,

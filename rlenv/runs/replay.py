@@ -10,11 +10,11 @@ from typing import Any
 
 from rlenv._base.bounded import cut_end, grouped, plain
 from rlenv.concurrency.lanes import Lane, entered
-from rlenv.endpoints.account import as_recorded, merged
+from rlenv.endpoints.account import as_recorded, merge_usage
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.episode import Episode
 from rlenv.episodes.retaken import Retaken, guarded_scorer, reads_state
-from rlenv.episodes.rollout import together
+from rlenv.episodes.rollout import gather_all
 from rlenv.episodes.tools import EpisodeReward
 from rlenv.errors import CassetteError, EpisodeError, RewardError
 from rlenv.messages import Message, Sampled, ToolResult
@@ -70,7 +70,7 @@ async def replay(
             with entered(own):
                 return await _replay_episode(environment, recorded, is_taped=own is not None)
 
-    found = await together([replay_one(index, trajectory) for index, trajectory in enumerate(trajectories)])
+    found = await gather_all([replay_one(index, trajectory) for index, trajectory in enumerate(trajectories)])
     scorer = environment.parts.scorer
     if scorer.has_group_terms:
         named = groups if groups is not None else [(one.split, one.task_index) for one in trajectories]
@@ -295,11 +295,11 @@ async def rescore(
                 except EpisodeError as error:
                     episode.fail(error.reason, str(error))
                 scored = await _rescore_episode(episode, recorded, own)
-            usage = merged((*as_recorded(recorded.usage), *scored.usage))
+            usage = merge_usage((*as_recorded(recorded.usage), *scored.usage))
             # A row given itself has no index; the recorded one says which task it was.
             return replace(scored, task_index=recorded.task_index, usage=usage)
 
-    scored = await together([rescore_one(index, trajectory) for index, trajectory in enumerate(trajectories)])
+    scored = await gather_all([rescore_one(index, trajectory) for index, trajectory in enumerate(trajectories)])
     return await environment.score_groups(scored, groups=groups)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from rlenv.concurrency.lanes import Lane, entered, here, offline
 from rlenv.episodes.environment import Environment, load
-from rlenv.episodes.players import by_chance
+from rlenv.episodes.players import play_by_chance
 from rlenv.errors import RunStopped, UsageError, disk_told
 from rlenv.language.spec import SamplingSpec
 from rlenv.models import adapter, local_model, local_tokenizer
@@ -347,7 +347,7 @@ class Actor:
         """
         if environment.players is None:
             raise UsageError("an opponent is for a spec with several players", hint="leave it out")
-        environment.opponent = by_chance if isinstance(other.policy, RandomPolicy) else other.policy
+        environment.opponent = play_by_chance if isinstance(other.policy, RandomPolicy) else other.policy
         facts = {**self.facts, "opponent": dict(other.facts)}
         return replace(self, name=f"{self.name} against {other.name}", facts=facts)
 

@@ -23,7 +23,7 @@ from pydantic import Field, ValidationError
 
 from rlenv._base.bounded import plain
 from rlenv._base.text import figure
-from rlenv.endpoints.account import Account, counted, merged
+from rlenv.endpoints.account import Account, counted, merge_usage
 from rlenv.errors import SpecError, UsageError
 from rlenv.language.dialect import Float, Spec, Text
 from rlenv.language.document import read_source
@@ -185,7 +185,7 @@ def spending_of(trajectories: Sequence[Trajectory], *, prices: Prices | None = N
 
 def spending_of_usage(usage: Iterable[ModelUsage], *, prices: Prices | None = None) -> Spending:
     """The sums of what was asked for; see `spending_of`."""
-    entries = merged(usage)
+    entries = merge_usage(usage)
     if not entries:
         return Spending()
     roles = tuple(_role_spending(one, prices) for one in entries)

@@ -94,7 +94,7 @@ class FakeEndpoint:
         self.headers: list[Mapping[str, str]] = []
         self.most_at_once = 0
         self._now = 0
-        self._answer: Answer = answers if callable(answers) else _in_order(list(answers))
+        self._answer: Answer = answers if callable(answers) else _answer_in_order(list(answers))
         self._runner: web.AppRunner | None = None
         self._port = 0
 
@@ -105,10 +105,10 @@ class FakeEndpoint:
 
     async def __aenter__(self) -> FakeEndpoint:
         app = web.Application(client_max_size=64_000_000)
-        app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_post("/v1/completions", self._complete)
+        app.router.add_post("/v1/chat/completions", self._answer_chat)
+        app.router.add_post("/v1/completions", self._answer_raw)
         if self._context is not None:
-            app.router.add_post("/tokenize", self._count)
+            app.router.add_post("/tokenize", self._answer_count)
         self._runner = web.AppRunner(app, shutdown_timeout=1.0)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -119,30 +119,30 @@ class FakeEndpoint:
         if self._runner is not None:
             await self._runner.cleanup()
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
+    async def _answer_chat(self, request: web.Request) -> web.StreamResponse:
         def choice(said: Sampled, message: Message, body: Mapping[str, Any]) -> dict[str, Any]:
             reason = said.finish_reason or ("tool_calls" if message.tool_calls else "stop")
             return {"index": 0, "message": as_wire(message), "finish_reason": reason}
 
-        return await self._respond(request, "chat.completion", choice)
+        return await self._answer_request(request, "chat.completion", choice)
 
-    async def _complete(self, request: web.Request) -> web.StreamResponse:
+    async def _answer_raw(self, request: web.Request) -> web.StreamResponse:
         def choice(said: Sampled, message: Message, body: Mapping[str, Any]) -> dict[str, Any]:
-            text, reason, stop = self._completed(message.content, body)
+            text, reason, stop = self._cut_at_stop(message.content, body)
             told = {"stop_reason": stop or None} if self._says_stops else {}
             return {"index": 0, "text": text, "finish_reason": said.finish_reason or reason, **told}
 
-        return await self._respond(request, "text_completion", choice)
+        return await self._answer_request(request, "text_completion", choice)
 
-    async def _count(self, request: web.Request) -> web.StreamResponse:
+    async def _answer_count(self, request: web.Request) -> web.StreamResponse:
         self.counted += 1
-        count = len(_words(_asked(await request.json())))
+        count = len(_words_of(_asked_text(await request.json())))
         self.most_counted = max(self.most_counted, count)
         return web.json_response({"count": count, "max_model_len": self._context, "tokens": []})
 
-    def _completed(self, text: str, body: Mapping[str, Any]) -> tuple[str, str, str]:
+    def _cut_at_stop(self, text: str, body: Mapping[str, Any]) -> tuple[str, str, str]:
         """A completion server's answer from its model's sample: the text, the finish reason and the stop text."""
-        words = _words(text)
+        words = _words_of(text)
         most = body.get("max_tokens", _DEFAULT_TOKENS)
         kept = "".join(words[:most])
         own, mark, _ = kept.partition(self._end)
@@ -157,14 +157,14 @@ class FakeEndpoint:
             return own[: behind if keeps else behind - len(met)], "stop", met
         return own, "stop" if mark or len(words) <= most else "length", ""
 
-    async def _respond(
+    async def _answer_request(
         self, request: web.Request, kind: str, choice: Callable[[Sampled, Message, Mapping[str, Any]], dict[str, Any]]
     ) -> web.StreamResponse:
         body = await request.json()
         self.requests.append(body)
         self.headers.append(dict(request.headers))
-        asked = _asked(body)
-        problem = _problem(body, is_chat=kind == "chat.completion") or self._too_long(asked, body)
+        asked = _asked_text(body)
+        problem = _find_problem(body, is_chat=kind == "chat.completion") or self._too_long(asked, body)
         if problem:
             return web.json_response({"error": {"message": problem, "type": "invalid_request_error"}}, status=400)
         self._now += 1
@@ -176,35 +176,35 @@ class FakeEndpoint:
         finally:
             self._now -= 1
         if isinstance(given, Reply):
-            return _unusual(request, given)
+            return _send_unusual(request, given)
         said = given if isinstance(given, Sampled) else Sampled(given)
         message = said.action if isinstance(said.action, Message) else Message("assistant", said.action)
         chosen = choice(said, message, body)
-        usage = {"prompt_tokens": len(_words(asked)), "completion_tokens": len(_words(message.content))}
+        usage = {"prompt_tokens": len(_words_of(asked)), "completion_tokens": len(_words_of(message.content))}
         if "text" in chosen:
-            usage["completion_tokens"] = len(_words(chosen["text"]))
+            usage["completion_tokens"] = len(_words_of(chosen["text"]))
         usage["total_tokens"] = sum(usage.values())
         answer = {"id": f"fake-{len(self.requests)}", "object": kind, "created": 0, "model": body["model"]}
         add_tokens(said, body, answer, chosen)
         return web.json_response({**answer, "choices": [chosen], "usage": usage})
 
     def _too_long(self, asked: str, body: Mapping[str, Any]) -> str:
-        count, most = len(_words(asked)), body.get("max_tokens", 0)
+        count, most = len(_words_of(asked)), body.get("max_tokens", 0)
         if self._context is None or count + most <= self._context:
             return ""
         return f"the context has {self._context} tokens; found a prompt of {count} and max_tokens {most}"
 
 
-def _asked(body: Mapping[str, Any]) -> str:
+def _asked_text(body: Mapping[str, Any]) -> str:
     return json.dumps(body["messages"]) if "messages" in body else str(body.get("prompt", ""))
 
 
-def _words(text: str) -> list[str]:
+def _words_of(text: str) -> list[str]:
     """A fake's tokens: each word with the white space before it."""
     return re.findall(r"\s*\S+|\s+\Z", text)
 
 
-def _in_order(answers: list[Given]) -> Answer:
+def _answer_in_order(answers: list[Given]) -> Answer:
     assert answers, "FakeEndpoint needs at least one answer"
 
     def answer(body: Mapping[str, Any]) -> Given:
@@ -213,7 +213,7 @@ def _in_order(answers: list[Given]) -> Answer:
     return answer
 
 
-def _unusual(request: web.Request, reply: Reply) -> web.StreamResponse:
+def _send_unusual(request: web.Request, reply: Reply) -> web.StreamResponse:
     if reply.drops:
         assert request.transport is not None
         request.transport.abort()
@@ -222,7 +222,7 @@ def _unusual(request: web.Request, reply: Reply) -> web.StreamResponse:
     return web.Response(status=reply.status, text=text, headers=reply.headers)
 
 
-def _problem(body: Any, *, is_chat: bool) -> str:
+def _find_problem(body: Any, *, is_chat: bool) -> str:
     """The reason for which a server of this format refuses a request; "" where the request is sound."""
     if not isinstance(body, dict) or not isinstance(body.get("model"), str):
         return "model: expected a text"
@@ -339,7 +339,7 @@ class _Handler(Wire):
 
     def say(self, content: Any, finish_reason: Any = "stop", **more: Any) -> None:
         message = {"role": "assistant", "content": content}
-        self.give(json.dumps(_answer(message, finish_reason) | more).encode())
+        self.give(json.dumps(_chat_answer(message, finish_reason) | more).encode())
 
     def is_over(self, pause_s: float) -> bool:
         return self.owner.stopping.wait(pause_s)
@@ -349,7 +349,7 @@ class _Handler(Wire):
         self.close_connection = True
 
     def bomb(self, encoding: str) -> None:
-        answer = json.dumps(_answer({"role": "assistant", "content": "@"}, "stop")).encode()
+        answer = json.dumps(_chat_answer({"role": "assistant", "content": "@"}, "stop")).encode()
         self.give(packed(answer, encoding, 400), Content_Encoding=encoding)
 
     def half(self) -> None:
@@ -365,13 +365,13 @@ class _Handler(Wire):
         self.say(found[-1] if found else asked)
 
 
-def _answer(message: Mapping[str, Any], finish_reason: Any) -> dict[str, Any]:
+def _chat_answer(message: Mapping[str, Any], finish_reason: Any) -> dict[str, Any]:
     choice = {"index": 0, "message": message, "finish_reason": finish_reason}
     usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
     return {"id": "hostile", "object": "chat.completion", "model": "hostile", "choices": [choice], "usage": usage}
 
 
-def _called(name: Any, arguments: Any, times: int = 1) -> dict[str, Any]:
+def _calling(name: Any, arguments: Any, times: int = 1) -> dict[str, Any]:
     call = {"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}
     return {"role": "assistant", "content": None, "tool_calls": [call] * times}
 
@@ -396,7 +396,7 @@ MODES: Final[Mapping[str, _Mode]] = MappingProxyType(
         "deep and closed": lambda h, b: h.give(b'{"choices": ' + b"[" * 50_000 + b"]" * 50_000 + b"}"),
         "many choices": lambda h, b: h.give(b'{"choices": [' + b"{}," * 3_000_000 + b"{}]}"),
         "huge text": lambda h, b: h.say("a" * 30_000_000),
-        "many calls": lambda h, b: h.give(json.dumps(_answer(_called("x", "{}", 50_000), "tool_calls")).encode()),
+        "many calls": lambda h, b: h.give(json.dumps(_chat_answer(_calling("x", "{}", 50_000), "tool_calls")).encode()),
         "huge integer": lambda h, b: h.give(b'{"choices": [{"message": {"content": ' + b"9" * 900_000 + b"}}]}"),
         # answers of the wrong form
         "empty": lambda h, b: h.give(b""),
@@ -410,8 +410,8 @@ MODES: Final[Mapping[str, _Mode]] = MappingProxyType(
         "list as content": lambda h, b: h.say([{"type": "text", "text": "5"}] * 3),
         "no content": lambda h, b: h.say(None),
         "odd usage": lambda h, b: h.say("5", usage={"prompt_tokens": "9" * 5_000, "completion_tokens": -1e308}),
-        "odd calls": lambda h, b: h.give(json.dumps(_answer(_called({"a": 1}, [1]), "tool_calls")).encode()),
-        "deep calls": lambda h, b: h.give(json.dumps(_answer(_called("x", "[" * 90_000), "tool_calls")).encode()),
+        "odd calls": lambda h, b: h.give(json.dumps(_chat_answer(_calling({"a": 1}, [1]), "tool_calls")).encode()),
+        "deep calls": lambda h, b: h.give(json.dumps(_chat_answer(_calling("x", "[" * 90_000), "tool_calls")).encode()),
         "surrogate": lambda h, b: h.say("\ud800"),
         "cut": lambda h, b: h.say('{"score": 5', "length"),
         "filtered": lambda h, b: h.say('{"score": 5}', "content_filter"),

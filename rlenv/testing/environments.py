@@ -76,7 +76,7 @@ async def check_environment_async(
     jobs = [Job(split, index, seed_of(seed, split, index)) for index in environment.part(split, tasks)]
     assert jobs, f"split '{split}' has no task"
     try:
-        for policy in (policies or _players)(environment):
+        for policy in (policies or _players_of)(environment):
             laws = _Laws(environment, policy, limit_s)
             alone = [await laws.play(job) for job in jobs]
             if is_deterministic:
@@ -139,7 +139,7 @@ def check_trajectory(trajectory: Trajectory) -> None:
         law(rule, holds, f"task {trajectory.task_index}: {found}")
 
 
-def _players(environment: Environment) -> Sequence[Policy]:
+def _players_of(environment: Environment) -> Sequence[Policy]:
     players: list[Policy] = [RandomPolicy(environment.parts.dialect, environment.spec.answer)]
     if environment.spec.oracle:
         players.insert(0, environment.oracle())
@@ -179,11 +179,11 @@ class _Laws:
 
     async def play(self, job: Job) -> Trajectory:
         """The record of one episode, whose every step is looked at."""
-        trajectory, steps = await in_time(self._played(job), "an episode ends in time", self._episode_s)
+        trajectory, steps = await in_time(self._play_job(job), "an episode ends in time", self._episode_s)
         _check_episode(trajectory, steps, is_gold=self._is_gold)
         return trajectory
 
-    async def _played(self, job: Job) -> tuple[Trajectory, list[Step]]:
+    async def _play_job(self, job: Job) -> tuple[Trajectory, list[Step]]:
         steps: list[Step] = []
         others = self._environment.opponent or self._policy
         async with self._environment.start(task=job.task, split=job.split, seed=job.seed, others=others) as episode:
@@ -202,7 +202,7 @@ class _Laws:
         playing = rollout(self._environment, self._policy, [*jobs, *jobs], concurrency=2 * len(jobs))
         twice = await in_time(playing, "episodes side by side end in time", self._episode_s)
         for one, other in zip([*alone, *alone], twice, strict=True):
-            found = _difference(_lasting(one), _lasting(other))
+            found = _find_change(_lasting_facts(one), _lasting_facts(other))
             rule = "episodes side by side are what each is alone"
             law(rule, not found, f"task {one.task_index} differs: {found}")
 
@@ -228,7 +228,7 @@ class _Laws:
     async def keep_tokens(self, job: Job, tokenizer: Any, chat_template: str | None) -> None:
         """An episode's ids are those that were sampled and observed, and its mask tells them apart."""
         tokens, sampled = await in_time(
-            self._sampled(job, tokenizer, chat_template), "an episode ends in time", self._episode_s
+            self._sample(job, tokenizer, chat_template), "an episode ends in time", self._episode_s
         )
         mask, response = tokens.mask, tokens.response_ids
         law("there is one entry of the mask for each id", len(mask) == len(response), f"{len(mask)} of {len(response)}")
@@ -240,7 +240,7 @@ class _Laws:
             f"{len(trained)} ids are marked, {len(sampled)} were sampled",
         )
 
-    async def _sampled(self, job: Job, tokenizer: Any, chat_template: str | None) -> tuple[TokenTrajectory, list[int]]:
+    async def _sample(self, job: Job, tokenizer: Any, chat_template: str | None) -> tuple[TokenTrajectory, list[int]]:
         from rlenv.episodes.token_episode import TokenEpisode
         from rlenv.tokens.bound import bind
 
@@ -271,7 +271,7 @@ def _in_time(policy: Policy, limit_s: float) -> PolicyAround:
     return PolicyAround(policy, act, policy.name)
 
 
-def _lasting(trajectory: Trajectory) -> Any:
+def _lasting_facts(trajectory: Trajectory) -> Any:
     def without(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: without(held) for key, held in value.items() if key not in _OF_THE_MOMENT}
@@ -280,12 +280,12 @@ def _lasting(trajectory: Trajectory) -> Any:
     return without(json.loads(record.dump(trajectory)))
 
 
-def _difference(one: Any, other: Any, place: str = "") -> str:
+def _find_change(one: Any, other: Any, place: str = "") -> str:
     """The first place at which two records differ, with what stands there; "" where there is none."""
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
-        places = (_difference(one[key], other[key], f"{place}.{key}") for key in one)
+        places = (_find_change(one[key], other[key], f"{place}.{key}") for key in one)
     elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        places = (_difference(a, b, f"{place}.{index}") for index, (a, b) in enumerate(zip(one, other, strict=True)))
+        places = (_find_change(a, b, f"{place}.{index}") for index, (a, b) in enumerate(zip(one, other, strict=True)))
     else:
         return "" if one == other else f"{place.lstrip('.')}: {short(one)} alone, {short(other)} beside others"
     return next(filter(None, places), "")

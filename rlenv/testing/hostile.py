@@ -278,16 +278,16 @@ class _Siege:
             if self.beside is not None:
                 for task in rng.sample(range(tasks), min(tasks, _KEPT)):
                     # Twice: what the first one earns may stand on a worker that is only starting.
-                    await self._earned(task)
-                    self.alone[task] = await self._earned(task)
+                    await self._earned_alone(task)
+                    self.alone[task] = await self._earned_alone(task)
             gc.collect()
             gc.freeze()  # what the process held before is not walked through again at an attack's cost
             try:
-                before = _memory(starts=True)
-                self.meter.on_pass = self._passed
-                await self._fight(at_once, tasks)
+                before = _memory_mb(starts=True)
+                self.meter.on_pass = self._note_pass
+                await self._fight_all(at_once, tasks)
                 self.meter.on_pass = None
-                growth = _memory() - before
+                growth = _memory_mb() - before
             finally:
                 gc.unfreeze()
             for task in self.alone:  # nor is anything changed for who comes later
@@ -310,19 +310,19 @@ class _Siege:
             time.monotonic() - begun,
         )
 
-    async def _fight(self, at_once: int, tasks: int) -> None:
+    async def _fight_all(self, at_once: int, tasks: int) -> None:
         beside = asyncio.ensure_future(self._stand_beside())
         try:
             seeds = iter(range(self.seed * 1_000_003, 2**62))
             async with asyncio.TaskGroup() as group:
                 for place in range(at_once):
-                    group.create_task(self._attack(place, seeds, tasks))
+                    group.create_task(self._attack_place(place, seeds, tasks))
         finally:
             beside.cancel()
             with suppress(asyncio.CancelledError):
                 await beside
 
-    async def _attack(self, place: int, seeds: Iterator[int], tasks: int) -> None:
+    async def _attack_place(self, place: int, seeds: Iterator[int], tasks: int) -> None:
         while self.given < self.actions:
             seed = next(seeds)
             player = self.live[place] = _Kept(self.attacker, seed)
@@ -337,16 +337,16 @@ class _Siege:
             finally:
                 self.given += player.acted
                 self.episodes += 1
-            await self._judge(trajectory, str(player))
+            await self._judge_record(trajectory, str(player))
 
-    async def _judge(self, trajectory: Trajectory, what: str) -> None:
+    async def _judge_record(self, trajectory: Trajectory, what: str) -> None:
         self.ends[trajectory.reason] += 1
         self.rewarded += bool(trajectory.success)
         if trajectory.reward.total is None:
             failure = trajectory.failure
             self.invalid.append(f"{failure.reason}: {failure.message:.300}; {what}" if failure else what)
         try:
-            taken = await asyncio.to_thread(_recorded, trajectory)
+            taken = await asyncio.to_thread(_recorded_mb, trajectory)
         except Exception as error:
             self.raised.append(f"recording: {type(error).__name__}: {error!s:.200}; {what}")
         else:
@@ -360,11 +360,11 @@ class _Siege:
 
     async def _compare(self, task: int) -> None:
         self.honest += 1
-        earned = await self._earned(task)
+        earned = await self._earned_alone(task)
         if earned != self.alone[task]:
-            self.disturbed.append(f"task {task} earned {earned}, alone {self.alone[task]}; beside {self._in_flight()}")
+            self.disturbed.append(f"task {task} earned {earned}, alone {self.alone[task]}; beside {self._players()}")
 
-    async def _earned(self, task: int) -> tuple[Any, ...]:
+    async def _earned_alone(self, task: int) -> tuple[Any, ...]:
         assert self.beside is not None
         try:
             trajectory = await play(self.environment, self.beside, Job(self.split, task, self.seed))
@@ -379,28 +379,28 @@ class _Siege:
         )
         return (trajectory.reward.total, trajectory.success, trajectory.reason, failure[:300], failed)
 
-    def _passed(self, taken: float) -> None:
+    def _note_pass(self, taken: float) -> None:
         was_live, self.was_live = self.was_live, bool(self.live)
         if not (was_live or self.live):  # first imports, honest episodes alone: no action is being taken
             return
         self.worst = max(self.worst, taken)
         if taken > _NOTED_S and (len(self.stalls) < _KEPT or taken > self.stalls[-1][0]):
-            self.stalls.append((taken, self._in_flight()))
+            self.stalls.append((taken, self._players()))
             self.stalls.sort(key=lambda stall: -stall[0])
             del self.stalls[_KEPT:]
 
-    def _in_flight(self) -> str:
+    def _players(self) -> str:
         return " | ".join(str(player) for player in self.live.values())
 
 
-def _recorded(trajectory: Trajectory) -> float:
+def _recorded_mb(trajectory: Trajectory) -> float:
     """Megabytes of the episode's line without what the policy itself wrote."""
     mute = ParsedAction("")
     turns = tuple(replace(turn, action="", parsed=mute) for turn in trajectory.turns)
     return len(record.dump(replace(trajectory, turns=turns, answer=None))) / 1e6
 
 
-def _memory(*, starts: bool = False) -> float:
+def _memory_mb(*, starts: bool = False) -> float:
     """The most megabytes that this process held; with `starts`, what it holds now, and the most is counted anew."""
     if starts:
         with suppress(OSError):

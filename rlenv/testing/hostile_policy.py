@@ -91,7 +91,7 @@ def _read() -> Mapping[str, Any]:
 
 
 @cache
-def _tables() -> Mapping[Subject, Mapping[str, Sequence[_Entry]]]:
+def _make_tables() -> Mapping[Subject, Mapping[str, Sequence[_Entry]]]:
     found, control = _read(), _read()["control"]
     forged = {
         "sql": ["SELECT '" + text.replace("'", "''") + "'" for text in control],
@@ -110,15 +110,15 @@ _WORDS: Final[Mapping[Subject, Sequence[str]]] = {
 
 def material(subject: Subject, kind: Kind, rng: random.Random) -> str:
     """One input in the language of `subject`, made for what `kind` names; equal for equal states of `rng`."""
-    entry = rng.choice(_tables()[subject][kind])
+    entry = rng.choice(_make_tables()[subject][kind])
     if not isinstance(entry, dict):
         return entry
     if "make" in entry:
         return _MAKERS[entry["make"]](rng)
-    return _made(entry, rng.choice(entry["n"]) if "n" in entry else 0)
+    return _make_text(entry, rng.choice(entry["n"]) if "n" in entry else 0)
 
 
-def _made(entry: _Entry, n: int = 0) -> str:
+def _make_text(entry: _Entry, n: int = 0) -> str:
     """The text of an entry that no function makes; `n` is what was drawn for it."""
     if isinstance(entry, str):
         return entry
@@ -211,11 +211,11 @@ class HostileSession:
         if draw < policy.hang_share:
             return self._of("hang")
         if draw < 0.25 and self._oracle is not None:
-            near = self._near(messages)
+            near = self._near_oracle(messages)
             if near is not None:
                 return HostileAction("near", near)
         if draw < 0.35:
-            return HostileAction("mangle", self._mangled())
+            return HostileAction("mangle", self._mangle_last())
         return self._of(rng.choice([kind for kind in KINDS if kind != "hang"]))
 
     def _of(self, kind: Kind) -> HostileAction:
@@ -228,11 +228,11 @@ class HostileSession:
             message = Message("assistant", rng.choice(("", "", "So.", "\ud800")), calls)
             if count < 40 and rng.random() < 0.2:  # servers give calls as structured data
                 return HostileAction(kind, message)
-            return HostileAction(kind, self._written(message)[:_MAX_CHARS])
+            return HostileAction(kind, self._write_message(message)[:_MAX_CHARS])
         answer = self._material(rng.choice(policy.subjects), kind)
-        return HostileAction(kind, self._answered(answer))
+        return HostileAction(kind, self._write_answer(answer))
 
-    def _written(self, message: Message) -> str:
+    def _write_message(self, message: Message) -> str:
         try:
             return self._policy.dialect.render_action(message)
         except (ValueError, TypeError, RecursionError):  # what its family cannot write
@@ -241,7 +241,7 @@ class HostileSession:
     def _call(self, kind: Kind) -> ToolCall | MalformedCall:
         rng = self._rng
         tool = rng.choice(self._policy.tools)
-        arguments = {name: self._argument(name, spec, kind) for name, spec in _properties(tool).items()}
+        arguments = {name: self._make_argument(name, spec, kind) for name, spec in _properties(tool).items()}
         change = rng.random()
         if change < 0.05 and arguments:
             del arguments[rng.choice(list(arguments))]
@@ -253,7 +253,7 @@ class HostileSession:
             return MalformedCall(self._material("json", kind), "not JSON", name=tool["name"])
         return ToolCall(tool["name"] if rng.random() < 0.97 else self._material("text", "void")[:99], arguments)
 
-    def _argument(self, name: str, spec: Any, kind: Kind) -> Any:
+    def _make_argument(self, name: str, spec: Any, kind: Kind) -> Any:
         rng = self._rng
         spec = spec if isinstance(spec, Mapping) else {}
         match spec.get("type"):
@@ -270,12 +270,12 @@ class HostileSession:
         return self._material(subject_of(name, str(spec.get("description", ""))), kind)
 
     def _material(self, subject: Subject, kind: Kind) -> str:
-        return self._bounded(material(subject, kind, self._rng))
+        return self._bound_text(material(subject, kind, self._rng))
 
-    def _bounded(self, text: str) -> str:
+    def _bound_text(self, text: str) -> str:
         return text[: _MAX_CHARS if self._rng.random() < self._policy.large_share else 20_000]
 
-    def _answered(self, text: str) -> str:
+    def _write_answer(self, text: str) -> str:
         spec = self._policy.answer
         match spec.from_:
             case "tag":
@@ -284,14 +284,14 @@ class HostileSession:
                 return "\\boxed{" + text + "}"
             case "tool":
                 call = ToolCall(spec.tool or "", {spec.argument or "answer": text})
-                return self._written(Message("assistant", "", (call,)))
+                return self._write_message(Message("assistant", "", (call,)))
             case "regex":
                 # Most patterns begin with words of their own; the oracle's last words show them.
                 head = (spec.pattern or "").split("(")[0].replace("\\", "")
                 return f"{head}{text}\n"
         return text
 
-    def _near(self, messages: Sequence[Message]) -> str | Message | None:
+    def _near_oracle(self, messages: Sequence[Message]) -> str | Message | None:
         assert self._oracle is not None
         rng = self._rng
         work = self._oracle.act(messages)
@@ -310,10 +310,10 @@ class HostileSession:
         middle = rng.choice((put, text[first:last] * rng.choice((2, 50)), "", text[first:last] + put))
         return text[:first] + middle + text[last:]
 
-    def _mangled(self) -> str:
+    def _mangle_last(self) -> str:
         rng = self._rng
         if rng.random() < 0.2:
-            return self._bounded(rng.choice(self._policy.raw))
+            return self._bound_text(rng.choice(self._policy.raw))
         parts = rng.choices(self._policy.pieces, k=rng.randint(1, 16))
         if rng.random() < 0.1:
             parts *= rng.choice((10, 300))
@@ -339,29 +339,29 @@ def hostile_actions(count: int, *, seed: int = 0, names: Sequence[str] = ("calcu
         names: tools that the environment has, so that some calls are nearly right.
     """
     made = 0
-    for action in _worst(names[0] if names else "tool"):
+    for action in _worst_actions(names[0] if names else "tool"):
         if made == count:
             return
         yield action
         made += 1
     rng = random.Random(seed)
     while made < count:
-        yield _mixture(rng, names)
+        yield _mix_pieces(rng, names)
         made += 1
 
 
-def _worst(name: str) -> Iterator[str]:
+def _worst_actions(name: str) -> Iterator[str]:
     call = _CALL % name
     for entry in _read()["worst"]:
         each = entry["each"] if isinstance(entry, dict) and "each" in entry else None
-        for text in [_made(entry)] if each is None else [entry["in"].replace("{one}", one) for one in each]:
+        for text in [_make_text(entry)] if each is None else [entry["in"].replace("{one}", one) for one in each]:
             yield text.replace("{name}", name).replace("{call}", call)
     for end in range(0, len(call), 3):  # half JSON
         yield f"<tool_call>{call[:end]}"
         yield f"<tool_call>{call[:end]}</tool_call>"
 
 
-def _mixture(rng: random.Random, names: Sequence[str]) -> str:
+def _mix_pieces(rng: random.Random, names: Sequence[str]) -> str:
     parts = []
     for _ in range(rng.randint(1, 6)):
         choice = rng.randrange(6)
@@ -370,7 +370,7 @@ def _mixture(rng: random.Random, names: Sequence[str]) -> str:
         elif choice == 1:
             parts.append(_CALL % rng.choice([*names, "nothing", ""]))
         elif choice == 2:
-            text = json.dumps({"name": rng.choice([*names, 1, None]), "arguments": _json(rng, 0)})
+            text = json.dumps({"name": rng.choice([*names, 1, None]), "arguments": _random_json(rng, 0)})
             at = rng.randint(0, len(text))
             parts.append(f"<tool_call>{text[:at]}{rng.choice(['', text[at:]])}</tool_call>")
         elif choice == 3:
@@ -386,10 +386,10 @@ def _mixture(rng: random.Random, names: Sequence[str]) -> str:
     return "".join(parts)
 
 
-def _json(rng: random.Random, depth: int) -> object:
+def _random_json(rng: random.Random, depth: int) -> object:
     choice = rng.randrange(8 if depth < 4 else 6)
     if choice == 6:
-        return [_json(rng, depth + 1) for _ in range(rng.randint(0, 3))]
+        return [_random_json(rng, depth + 1) for _ in range(rng.randint(0, 3))]
     if choice == 7:
-        return {rng.choice(("expression", "a", "")): _json(rng, depth + 1) for _ in range(rng.randint(0, 3))}
+        return {rng.choice(("expression", "a", "")): _random_json(rng, depth + 1) for _ in range(rng.randint(0, 3))}
     return (None, True, rng.randint(-(10**20), 10**20), rng.random() * 10 ** rng.randint(-300, 300), "", "1+1")[choice]

@@ -37,14 +37,14 @@ class _Odd:
     __hash__ = object.__hash__
 
 
-def _deep(of: Callable[[Any], Any]) -> Any:
+def _nest_deep(of: Callable[[Any], Any]) -> Any:
     value: Any = 1
     for _ in range(5_000):
         value = of(value)
     return value
 
 
-def _circle() -> Any:
+def _make_circle() -> Any:
     value: list[Any] = []
     value.append({"again": value})
     return value
@@ -98,9 +98,9 @@ OUTPUTS: Final[Mapping[str, Callable[[], Any]]] = MappingProxyType(
         "infinities": lambda: [float("inf"), -float("inf"), 1e308],
         "large integer": lambda: 10**4_299,
         "larger integer": lambda: 10**100_000,
-        "deep list": lambda: _deep(lambda value: [value]),
-        "deep object": lambda: _deep(lambda value: {"a": value}),
-        "circle": _circle,
+        "deep list": lambda: _nest_deep(lambda value: [value]),
+        "deep object": lambda: _nest_deep(lambda value: {"a": value}),
+        "circle": _make_circle,
         "long list": lambda: list(range(2_000_000)),
         "many keys": lambda: {str(i): i for i in range(300_000)},
         "odd keys": lambda: {1: 2, None: 3, (4, 5): 6, "\ud800": 7},

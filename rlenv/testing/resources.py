@@ -98,17 +98,17 @@ class _Laws:
             await self._in_time(manager.__aexit__(None, None, None), "closes")
 
     @asynccontextmanager
-    async def _opened(self) -> Any:
+    async def _open_resource(self) -> Any:
         manager, handle = await self._enter()
         try:
             yield handle
         finally:
             await self._exit(manager, "a resource closes without an error")
 
-    async def _seen(self, handle: Any) -> str:
+    async def _see(self, handle: Any) -> str:
         return laws.kept_as_json(await self._in_time(laws.awaited(self._look(handle)), "is looked at"))
 
-    async def _changed(self, handle: Any) -> None:
+    async def _change_state(self, handle: Any) -> None:
         assert self._change is not None
         await self._in_time(laws.awaited(self._change(handle)), "is changed")
 
@@ -116,41 +116,41 @@ class _Laws:
         """Opening leaves the row as it is and gives the same each time; what is closed may be closed again."""
         before = laws.kept_as_json(self._context.task)
         manager, handle = await self._enter()
-        first = await self._seen(handle)
+        first = await self._see(handle)
         laws.law(
             "a resource leaves the task as it is", laws.kept_as_json(self._context.task) == before, self._context.task
         )
         await self._exit(manager, "a resource closes without an error")
         await self._exit(manager, "a resource that is closed may be closed again")
-        async with self._opened() as handle:
+        async with self._open_resource() as handle:
             if self._change is not None and self._resource.scope == "episode":
-                await self._changed(handle)
-                laws.law("what is changed is seen", await self._seen(handle) != first, f"{first} before and afterwards")
-        async with self._opened() as handle:
-            again = await self._seen(handle)
+                await self._change_state(handle)
+                laws.law("what is changed is seen", await self._see(handle) != first, f"{first} before and afterwards")
+        async with self._open_resource() as handle:
+            again = await self._see(handle)
         rule = "a resource opens as it was, whatever an earlier episode did"
         laws.law(rule, again == first, f"{laws.short(first)} at first, {laws.short(again)} later")
 
     async def closes_whatever_happens(self) -> None:
         """An error inside comes out as it was; cancelling ends it; and it opens again after either."""
-        async with self._opened() as handle:
-            first = await self._seen(handle)
+        async with self._open_resource() as handle:
+            first = await self._see(handle)
         inside = _Raised("of the episode")
         rule = "what an episode raises comes out as it was"
         with suppress(_Raised), laws.raises_only(rule, _Raised, where=f"{laws.short(inside)} went in, and "):
-            await self._in_time(self._raising(inside), "closes after an error")
+            await self._in_time(self._raise_inside(inside), "closes after an error")
             raise laws.broken(rule, f"{laws.short(inside)} went in and was swallowed")
-        await laws.ends_when_cancelled(self._held(asyncio.Event()), "a resource's opening", self._limit_s)
-        async with self._opened() as handle:
-            again = await self._seen(handle)
+        await laws.ends_when_cancelled(self._hold_open(asyncio.Event()), "a resource's opening", self._limit_s)
+        async with self._open_resource() as handle:
+            again = await self._see(handle)
         rule = "a resource opens as it was after an error"
         laws.law(rule, again == first, f"{laws.short(first)} before it, {laws.short(again)} after it")
 
-    async def _raising(self, error: Exception) -> None:
+    async def _raise_inside(self, error: Exception) -> None:
         async with self._resource.open(self._context):
             raise error
 
-    async def _held(self, never: asyncio.Event) -> None:
+    async def _hold_open(self, never: asyncio.Event) -> None:
         async with self._resource.open(self._context):
             await never.wait()
 
@@ -159,9 +159,9 @@ class _Laws:
         ready = asyncio.Barrier(_AT_ONCE)
 
         async def one() -> str:
-            async with self._opened() as handle:
+            async with self._open_resource() as handle:
                 await ready.wait()
-                return await self._seen(handle)
+                return await self._see(handle)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -173,10 +173,10 @@ class _Laws:
 
     async def keeps_episodes_apart(self) -> None:
         """Checks that one episode's changes are not seen by another that is open beside it."""
-        async with self._opened() as one, self._opened() as other:
-            before = await self._seen(other)
-            await self._changed(one)
-            after = await self._seen(other)
+        async with self._open_resource() as one, self._open_resource() as other:
+            before = await self._see(other)
+            await self._change_state(one)
+            after = await self._see(other)
         laws.law(
             "one episode's changes are not seen in another",
             after == before,
@@ -186,7 +186,7 @@ class _Laws:
     async def fails(self) -> None:
         """Infrastructure that fails is said with an error that makes the reward invalid."""
         try:
-            async with self._opened():
+            async with self._open_resource():
                 pass
         except ResourceError:
             return

@@ -144,9 +144,9 @@ async def check_reward_async(
         await _check_group(term, group, bounds, limit_s)
     async with aclosing(Scope()) as scope:
         if contexts:
-            await _check_alone(term, [_within(scope, one) for one in contexts], bounds, limit_s)
+            await _check_alone(term, [_in_scope(scope, one) for one in contexts], bounds, limit_s)
         for one in invalid:
-            await _check_invalid(term, _within(scope, one) if isinstance(one, RewardContext) else one, limit_s)
+            await _check_invalid(term, _in_scope(scope, one) if isinstance(one, RewardContext) else one, limit_s)
 
 
 check_reward = laws.in_own_loop(check_reward_async)
@@ -167,7 +167,7 @@ def _check_material(term: Term, contexts: Sized, groups: Sized, invalid: Sequenc
         raise UsageError("what stands under invalid is not of the term's kind", hint=f"pass {expected}")
 
 
-def _within(scope: Scope, context: RewardContext) -> RewardContext:
+def _in_scope(scope: Scope, context: RewardContext) -> RewardContext:
     """The context with an environment's scope, where it has none of its own."""
     return replace(context, shared=lambda: scope) if context.shared is Scope else context
 
@@ -177,16 +177,16 @@ async def _check_alone(term: Term, contexts: Sequence[RewardContext], bounds: _B
     again = [await _value(term, context, limit_s) for context in reversed(contexts)][::-1]
     for context, before, after in zip(contexts, first, again, strict=True):
         rule = "equal episodes are measured equally, whatever was measured in between"
-        laws.law(rule, _is_same(before, after), f"{_shown(context)}: {laws.short(before)}, then {laws.short(after)}")
+        laws.law(rule, _is_same(before, after), f"{_text_of(context)}: {laws.short(before)}, then {laws.short(after)}")
     together = await asyncio.gather(*(_value(term, context, limit_s) for context in contexts))
     for context, before, after in zip(contexts, first, together, strict=True):
         rule = "terms that are measured at once do not disturb each other"
-        laws.law(rule, _is_same(before, after), f"{_shown(context)}: {laws.short(before)}, then {laws.short(after)}")
+        laws.law(rule, _is_same(before, after), f"{_text_of(context)}: {laws.short(before)}, then {laws.short(after)}")
     if term.measure_async is not None:
         await laws.ends_when_cancelled(_awaited(term.measure_async(contexts[0])), "a measurement", limit_s)
 
 
-async def _measured(term: Term, what: RewardContext | Sequence[Trajectory], limit_s: float) -> Any:
+async def _measure_term(term: Term, what: RewardContext | Sequence[Trajectory], limit_s: float) -> Any:
     """The measure of the term, or its exception."""
     if not isinstance(what, RewardContext):
         if term.ask_group is not None:
@@ -211,18 +211,18 @@ async def _asked_group(term: Term, group: Sequence[Trajectory]) -> list[Measured
 
 
 async def _value(term: Term, what: RewardContext | Sequence[Trajectory], limit_s: float) -> Any:
-    with laws.raises_only("what can be measured is", where=f"{_shown(what)}: "):
-        return await _measured(term, what, limit_s)
+    with laws.raises_only("what can be measured is", where=f"{_text_of(what)}: "):
+        return await _measure_term(term, what, limit_s)
 
 
 async def _measured_once(term: Term, context: RewardContext, bounds: _Bounds, limit_s: float) -> Measured:
     before = _read(context)
     found = await _value(term, context, limit_s)
-    _check_unchanged(before, _read(context), _shown(context))
-    return _checked(found, bounds, _shown(context))
+    _check_unchanged(before, _read(context), _text_of(context))
+    return _check_measured(found, bounds, _text_of(context))
 
 
-def _checked(found: object, bounds: _Bounds, where: str) -> Measured:
+def _check_measured(found: object, bounds: _Bounds, where: str) -> Measured:
     if not isinstance(found, Measured):
         raise laws.broken("a term gives a Measured", f"{where}: {laws.short(found)}")
     laws.law("evidence is a text", isinstance(found.evidence, str), f"{where}: {laws.short(found.evidence)}")
@@ -249,9 +249,9 @@ def _check_unchanged(before: str, after: str, where: str) -> None:
 
 async def _check_invalid(term: Term, what: RewardContext | Sequence[Trajectory], limit_s: float) -> None:
     rule = "what cannot be measured raises RewardError, and is no number"
-    with suppress(RewardError), laws.raises_only(rule, RewardError, where=f"{_shown(what)}: "):
-        found = await _measured(term, what, limit_s)
-        raise laws.broken(rule, f"{_shown(what)}: {laws.short(found)}")
+    with suppress(RewardError), laws.raises_only(rule, RewardError, where=f"{_text_of(what)}: "):
+        found = await _measure_term(term, what, limit_s)
+        raise laws.broken(rule, f"{_text_of(what)}: {laws.short(found)}")
 
 
 async def _check_group(term: Term, group: Sequence[Trajectory], bounds: _Bounds, limit_s: float) -> None:
@@ -260,8 +260,8 @@ async def _check_group(term: Term, group: Sequence[Trajectory], bounds: _Bounds,
     laws.law(
         "a group's term gives one Measured for each answer", len(given) == len(group), f"{len(given)} of {len(group)}"
     )
-    found = [_checked(one, bounds, f"answer {index}") for index, one in enumerate(given)]
-    _check_unchanged(before, laws.kept_as_json(group), _shown(group))
+    found = [_check_measured(one, bounds, f"answer {index}") for index, one in enumerate(given)]
+    _check_unchanged(before, laws.kept_as_json(group), _text_of(group))
     turned = (await _value(term, group[::-1], limit_s))[::-1]
     for index, (one, other) in enumerate(zip(found, turned, strict=True)):
         rule = "an answer's value does not hang on its place in the group"
@@ -278,7 +278,7 @@ def _is_same(one: Measured, other: Measured) -> bool:
     return one.value == other.value and one.evidence == other.evidence
 
 
-def _shown(what: RewardContext | Sequence[Trajectory]) -> str:
+def _text_of(what: RewardContext | Sequence[Trajectory]) -> str:
     if not isinstance(what, RewardContext):
         return f"answers {laws.short([one.answer for one in what])}"
     return f"answer {laws.short(what.answer)} to task {laws.short(dict(what.task))}"

@@ -248,7 +248,7 @@ async def _check_good(tool: Tool, arguments: Mapping[str, Any], make_context: Ca
         again = await call(tool, arguments, within=make_context())
         law(
             "a tool that does not mutate gives equal results for equal calls",
-            _told(again) == _told(result),
+            _told_parts(again) == _told_parts(result),
             f"{arguments}: {short(result.text)}, then {short(again.text)}",
         )
         with closing(Executor({tool.name: tool}, calls=CallsSpec())) as executor:
@@ -277,7 +277,7 @@ async def _check_cancelled(
     after = await call(tool, arguments, within=make_context())
     law(
         "a call that was cancelled leaves the tool usable",
-        after.outcome == "ok" and (tool.mutates or _told(after) == _told(before)),
+        after.outcome == "ok" and (tool.mutates or _told_parts(after) == _told_parts(before)),
         f"{arguments}: {after}",
     )
 
@@ -291,11 +291,11 @@ async def _check_episodes(
     async with aclosing(Scope()) as shared:
         begun = partial(kept, make_context, resources=resources, shared=shared)
         async with begun() as make:
-            alone = [_told(await call(tool, arguments, within=make())) for arguments in good]
+            alone = [_told_parts(await call(tool, arguments, within=make())) for arguments in good]
         async with begun() as one, begun() as other:
             for arguments, expected in zip(good, alone, strict=True):
                 for make in (one, other):
-                    found = _told(await call(tool, arguments, within=make()))
+                    found = _told_parts(await call(tool, arguments, within=make()))
                     law(
                         "calls of one episode do not show in another",
                         found == expected,
@@ -303,7 +303,7 @@ async def _check_episodes(
                     )
 
 
-def _told(result: ToolResult) -> tuple[str, str, Any]:
+def _told_parts(result: ToolResult) -> tuple[str, str, Any]:
     return (result.outcome, result.text, result.value)
 
 

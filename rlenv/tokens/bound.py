@@ -140,7 +140,7 @@ def load_tokenizer(place: str, *, template: str | None = None) -> LoadedTokenize
             raise UsageError(
                 f"there is no tokenizer at {place}", hint="give a folder, a tokenizer.json, or a model's name"
             )
-        folder = _fetched(place)
+        folder = _hub_folder(place)
         path = folder / "tokenizer.json"
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
@@ -152,8 +152,8 @@ def load_tokenizer(place: str, *, template: str | None = None) -> LoadedTokenize
     if beside.is_file():
         with told_as(UsageError, f"{beside} is not JSON:", ValueError):
             config = json.loads(beside.read_text(encoding="utf-8"))
-    special = {key: _content(config[key]) for key in config if key.endswith("_token") and _content(config[key])}
-    source = _read(template) if template else _template(config, folder)
+    special = {key: _token_text(config[key]) for key in config if key.endswith("_token") and _token_text(config[key])}
+    source = _read(template) if template else _find_template(config, folder)
     return LoadedTokenizer(tokenizer, source, special, special.get("eos_token"), place, end_ids_of(str(folder)))
 
 
@@ -170,7 +170,7 @@ def end_ids_of(*places: str) -> tuple[int, ...]:
     """
     for place in places:
         for name in _CONFIGS:
-            found, inner, path = _config(place, name)
+            found, inner, path = _read_config(place, name)
             ids = found.get("eos_token_id", inner.get("eos_token_id"))
             ids = ids if isinstance(ids, list) else [] if ids is None else [ids]
             if not all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in ids):
@@ -184,13 +184,13 @@ def vocab_size_of(*places: str) -> int | None:
     """The number of ids that a model may sample by its `config.json`, as its output layer is mostly padded beyond the
     tokenizer's; None where no place says. The places are those of `end_ids_of`."""
     for place in places:
-        for found in _config(place, "config.json")[:2]:
+        for found in _read_config(place, "config.json")[:2]:
             if isinstance(size := found.get("vocab_size"), int):
                 return size
     return None
 
 
-def _config(place: str, name: str) -> tuple[Mapping[str, Any], Mapping[str, Any], Path]:
+def _read_config(place: str, name: str) -> tuple[Mapping[str, Any], Mapping[str, Any], Path]:
     """A configuration of a model, what it says of the part that writes text, and its file."""
     path = Path(place) / name
     if place and not path.is_file() and place.count("/") < 2 and not Path(place).exists():
@@ -209,7 +209,7 @@ def _config(place: str, name: str) -> tuple[Mapping[str, Any], Mapping[str, Any]
     return config, inner if isinstance(inner, Mapping) else {}, path
 
 
-def _fetched(place: str) -> Path:
+def _hub_folder(place: str) -> Path:
     """The folder in which the hub's client keeps the files of a model."""
     from huggingface_hub import hf_hub_download  # comes with tokenizers
 
@@ -223,13 +223,13 @@ def _fetched(place: str) -> Path:
     return found.parent
 
 
-def _content(value: Any) -> str:
+def _token_text(value: Any) -> str:
     if isinstance(value, Mapping):
         value = value.get("content")
     return value if isinstance(value, str) else ""
 
 
-def _template(config: Mapping[str, Any], folder: Path) -> str | None:
+def _find_template(config: Mapping[str, Any], folder: Path) -> str | None:
     """The template of a file of its own, which wins as with transformers, or of the configuration."""
     beside = folder / "chat_template.jinja"
     if beside.is_file():

@@ -135,7 +135,7 @@ def check(
         verdict, with_user = (judge(encoder, *general(with_user=has_user)) for has_user in (False, True))
     ends = ", ".join(f"{encoder.decode([number])} (id {number})" for number in encoder.stop_token_ids)
     findings = [TokenCheck("binds", "ok", 1, f"a turn ends with {ends}")]
-    findings.append(_ends(encoder))
+    findings.append(_check_ends(encoder))
     if encoder.same_turn is None:
         played = {"kinds of dialogues": situations(with_tools=with_tools, with_users=with_users)}
         if with_tools:
@@ -145,16 +145,16 @@ def check(
         if given := list(real):
             played["dialogues of the environment"] = iter(given)
         replay = Replay(encoder)
-        findings += [_compared(replay, kind, made) for kind, made in played.items()]
+        findings += [_compare_all(replay, kind, made) for kind, made in played.items()]
         if with_tools:
-            findings += [_hostile_results(encoder), _closing(encoder, "tool")]
+            findings += [_hostile_results(encoder), _check_closing(encoder, "tool")]
         if with_users:
-            findings.append(_closing(encoder, "user"))
+            findings.append(_check_closing(encoder, "user"))
     findings.append(_hostile_prompts(encoder))
     return CheckReport(name, verdict, tuple(findings), with_user)
 
 
-def _ends(encoder: TokenEncoder) -> TokenCheck:
+def _check_ends(encoder: TokenEncoder) -> TokenCheck:
     """A check that a mark that ends turns by the model's files does so in the template."""
     declared, number = encoder.declared_ends, encoder.stop_id
     wrong = [mark for mark in declared if mark in encoder.begins]
@@ -180,7 +180,7 @@ _OTHERS: Final = {
 """The outcomes of observations that are not exact, in words."""
 
 
-def _compared(replay: Replay, name: str, dialogues: Iterable[Dialogue]) -> TokenCheck:
+def _compare_all(replay: Replay, name: str, dialogues: Iterable[Dialogue]) -> TokenCheck:
     """Prompts, turns and observations are, id for id, the template's rendering of the whole conversation."""
     counts: Counter[str] = Counter()
     reasons: dict[str, str] = {}
@@ -210,7 +210,7 @@ def _hostile_results(encoder: TokenEncoder) -> TokenCheck:
     def encode(content: str) -> list[int]:
         return encoder.encode_messages((Message("tool", content, name="look", tool_call_id="call00000"),)).tolist()
 
-    found = _hostile(encoder, "hostile results", "result", encode, ("CONTENT",), [(0,)])
+    found = _check_hostile(encoder, "hostile results", "result", encode, ("CONTENT",), [(0,)])
     if found.status != "ok":
         return found
     return replace(found, detail=f"{found.detail} in {encoder.decode(encode('CONTENT')).count('CONTENT')} place")
@@ -225,11 +225,11 @@ def _hostile_prompts(encoder: TokenEncoder) -> TokenCheck:
         messages = [Message("system", system), Message("user", user)]
         return encoder.encode_prompt(messages, tools=[{"type": "function", "function": schema}]).tolist()
 
-    found = _hostile(encoder, "hostile prompts", "text", encode, ("S", "U", "look", "x"), [(0,), (1,), (2, 3)])
+    found = _check_hostile(encoder, "hostile prompts", "text", encode, ("S", "U", "look", "x"), [(0,), (1,), (2, 3)])
     return replace(found, detail=f"{found.detail} in messages and schemas") if found.status == "ok" else found
 
 
-def _hostile(
+def _check_hostile(
     encoder: TokenEncoder,
     name: str,
     what: Literal["result", "text"],
@@ -261,7 +261,7 @@ def _hostile(
     return TokenCheck(name, "ok", cases, "0 extra control tokens")
 
 
-def _closing(encoder: TokenEncoder, role: Literal["tool", "user"]) -> TokenCheck:
+def _check_closing(encoder: TokenEncoder, role: Literal["tool", "user"]) -> TokenCheck:
     """A turn that stopped by its length is closed with mask 0, and reads on as one that was stopped."""
     name = f"turns cut by length, then a {'result' if role == 'tool' else 'reply'}"
     observation = Observation((Message(role, "R", name="look", tool_call_id="call00000"),))
@@ -354,7 +354,7 @@ def explain(encoder: TokenEncoder, trajectory: Trajectory, *, tools: Sequence[Ma
             rows.add_sampled([*encoder.encode_text(turn.action), *([encoder.stop_id] if has_end else [])])
         if turn.observation is not None and turn.observation.messages:
             rows.add_observation(turn.observation, said=turn.parsed.said)
-    return Explained(tuple(_pieces(rows, assumed)), tuple(anew), tuple(others), tuple(rows.differences))
+    return Explained(tuple(_pieces_of(rows, assumed)), tuple(anew), tuple(others), tuple(rows.differences))
 
 
 def _has_ended(turn: Turn, trajectory: Trajectory) -> bool:
@@ -365,7 +365,7 @@ def _has_ended(turn: Turn, trajectory: Trajectory) -> bool:
     return not turn.parsed.is_cut and not (is_last and trajectory.truncated)
 
 
-def _pieces(rows: TokenRows, assumed: Collection[int]) -> Iterator[Piece]:
+def _pieces_of(rows: TokenRows, assumed: Collection[int]) -> Iterator[Piece]:
     turn = -1
     for number, row in enumerate(rows.rows):
         yield Piece("prompt", tuple(row.prompt_ids), row=number)

@@ -216,7 +216,7 @@ class Declared:
             try:
                 text = self.dialect.render_observation(messages)
             except UnsupportedTemplate as error:
-                finding = self._refused(error, sequence)
+                finding = self._refusal_fault(error, sequence)
                 if finding.message not in said:
                     said.add(finding.message)
                     yield finding
@@ -234,7 +234,7 @@ class Declared:
             ("chat_template", "stop"), message, f"name the mark in front of what follows: {shown(text[:40])}"
         )
 
-    def _refused(self, error: UnsupportedTemplate, roles: tuple[str, ...]) -> RowFault:
+    def _refusal_fault(self, error: UnsupportedTemplate, roles: tuple[str, ...]) -> RowFault:
         if isinstance(error, ContentsLost):
             what = "a tool's result" if roles[0] == "tool" else "a user's reply"
             message = f"{self.name} does not write {what} once, as it is: the model would not see it"
@@ -249,7 +249,7 @@ class Declared:
                 hint = 'add stop: "…" with the mark that ends the turn'
             message = f"{self.name} ends an assistant's turn with no known stop mark: {error.near!r}"
             return RowFault(("chat_template",), message, hint, self._at)
-        return RowFault(self.place, _plain(error), "mend the template, or describe the family by 'chat'")
+        return RowFault(self.place, _with_line(error), "mend the template, or describe the family by 'chat'")
 
 
 def declared_template(loaded: LoadedSpec, inside: Dialect) -> Declared | None:
@@ -278,7 +278,7 @@ def rendering_findings(
         try:
             text = declared.dialect.render_prompt(messages, tools)
         except UnsupportedTemplate as error:
-            yield RowFault(declared.place, _plain(error), "mend the template, or the prompt that it refuses")
+            yield RowFault(declared.place, _with_line(error), "mend the template, or the prompt that it refuses")
             return
         for message in messages:
             lacking = message.content.strip() not in text
@@ -331,7 +331,7 @@ def _name_of(tool: Any) -> str:
     return str(tool.get("function", tool).get("name", ""))
 
 
-def _plain(error: UnsupportedTemplate) -> str:
+def _with_line(error: UnsupportedTemplate) -> str:
     """The message with the template's line, where the failure has one."""
     message = str(error).removeprefix("chat template ")
     line = 0

@@ -99,7 +99,7 @@ def situations(*, with_tools: bool = True, with_users: bool = True) -> Iterator[
                     if has_system:
                         messages.insert(0, Message("system", "You are S."))
                     turns = [
-                        _turn(number, ["R"] * count, "Let me see." if is_beside or not count else "", thinks, "T")
+                        _make_turn(number, ["R"] * count, "Let me see." if is_beside or not count else "", thinks, "T")
                         for number, count in enumerate(course)
                     ]
                     head = "with a system message" if has_system else "without a system message"
@@ -108,7 +108,7 @@ def situations(*, with_tools: bool = True, with_users: bool = True) -> Iterator[
                     yield Dialogue(tuple(messages), TOOLS if has_tools else (), tuple(turns), full)
 
 
-def _turn(
+def _make_turn(
     number: int, results: Sequence[str], words: str, thinks: Thinks, thought: str, values: Any = None
 ) -> PlayedTurn:
     """A turn that calls once for each result, or says something to a user where there is none."""
@@ -150,7 +150,7 @@ def generate(
             words = rng.choice(_WORDS) if is_reply or rng.random() < 0.8 else ""
             drawn = [rng.choice(CONTENTS[:9]) for _ in results]
             turns.append(
-                _turn(
+                _make_turn(
                     number, results, words, how, rng.choice(_THOUGHTS), lambda i, n=number, d=drawn: f"v{n}{i} {d[i]}"
                 )
             )
@@ -207,12 +207,12 @@ class Speaker:
         ways = [Way(key, *self.marks[0]) for key in (*KEYS, "")]
         for given in (
             [told for _, told in conversation],
-            *([self._thought(*one, way) for one in conversation] for way in (*ways, None)),
+            *([self._with_thinking(*one, way) for one in conversation] for way in (*ways, None)),
         ):
             for as_text, empty in _FORMS:
-                yield [_in_form(told, as_text=as_text, empty=empty) for told in given]
+                yield [_to_form(told, as_text=as_text, empty=empty) for told in given]
 
-    def _thought(self, message: Message, told: dict[str, Any], way: Way | None) -> dict[str, Any]:
+    def _with_thinking(self, message: Message, told: dict[str, Any], way: Way | None) -> dict[str, Any]:
         """A message with its thinking given in this way, or without it."""
         if message.role != "assistant":
             return told
@@ -261,7 +261,7 @@ class _Speech:
     ) -> None:
         self._speaker, self._conversation, self._turn, self._tools, self._now = speaker, conversation, turn, tools, now
         self._said = replace(turn.message, thinking="")
-        self._signs = _signs(self._said)
+        self._signs = _signs_of(self._said)
         self._base, self._prompt = self._render(), self._render(is_prompt=True)
         self._header = self._prompt[len(self._base) :] if self._prompt.startswith(self._base) else ""
         self._last = str(conversation[-1].get("content") or "").strip()
@@ -274,7 +274,7 @@ class _Speech:
     def spoken(self) -> Spoken:
         said, signs, turn = self._said, self._signs, self._turn
         answers = [message.as_dict() for message in turn.answers]
-        told, whole = self._written(answers)
+        told, whole = self._write_message(answers)
         after = self._render(told, *answers, is_prompt=True)
         # Some write the last turn otherwise than earlier ones, and some the first messages without a prompt at the end.
         whole = max(whole, after, key=lambda text: shared_length(text, self._prompt))
@@ -285,14 +285,14 @@ class _Speech:
             body = f"{said.content}\n\n{body.replace(said.content, '')}"
         opened = next((pair for pair in self._speaker.marks if self._header.rstrip().endswith(pair[0])), None)
         if turn.message.thinking:
-            return self._thinking(told, body, opened)
+            return self._speak_thinking(told, body, opened)
         if opened is not None:
-            return Spoken(_block(opened, "", body, is_open=True), said, told, signs)
+            return Spoken(_thinking_block(opened, "", body, is_open=True), said, told, signs)
         if turn.thinks == "empty" and not any(close in self._header for _, close in self._speaker.marks):
-            return self._empty(told, body)
+            return self._speak_empty(told, body)
         return Spoken(body, said, told, signs)
 
-    def _thinking(self, told: dict[str, Any], body: str, opened: _Pair | None) -> Spoken:
+    def _speak_thinking(self, told: dict[str, Any], body: str, opened: _Pair | None) -> Spoken:
         """The turn with its thinking, in the first form in which the template writes it."""
         message, thought = self._turn.message, self._turn.message.thinking
         pair = opened or self._speaker.marks[0]
@@ -310,18 +310,18 @@ class _Speech:
         # No form shows it, even in the last turn; the policy has thought all the same.
         if opened is None:
             pair = next((one for one in self._speaker.marks if one[0].startswith("<")), ("<think>", "</think>"))
-        return Spoken(_block(pair, thought, body, is_open=opened is not None), message, told, self._signs)
+        return Spoken(_thinking_block(pair, thought, body, is_open=opened is not None), message, told, self._signs)
 
-    def _empty(self, told: dict[str, Any], body: str) -> Spoken:
+    def _speak_empty(self, told: dict[str, Any], body: str) -> Spoken:
         """The turn with an empty block of thinking."""
         pair, said = self._speaker.marks[0], self._said
         if not self._has_field(told):  # thinking is a part of the content then, empty or not
             told = Way("", *pair).write(told, "empty", "")
             whole = self._render(told)
             if pair[1] in whole[len(self._base) :]:
-                said = replace(said, content=_block(pair, "", said.content))
+                said = replace(said, content=_thinking_block(pair, "", said.content))
                 return Spoken(self._body(whole, self._signs), said, told, self._signs)
-        return Spoken(_block(pair, "", body), said, told, self._signs)
+        return Spoken(_thinking_block(pair, "", body), said, told, self._signs)
 
     def _has_field(self, told: dict[str, Any]) -> bool:
         """True if the template writes thinking that it is given apart from the content, at least in the last turn."""
@@ -331,11 +331,11 @@ class _Speech:
                     return True
         return False
 
-    def _written(self, answers: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], str]:
+    def _write_message(self, answers: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], str]:
         """The first form of the message that the template writes with all its calls, and its rendering."""
         refused = UnsupportedTemplate(f"chat template {self._speaker.template.name} writes no such turn")
         for as_text, empty in _FORMS:
-            told = _in_form(self._said.as_dict(), as_text=as_text, empty=empty)
+            told = _to_form(self._said.as_dict(), as_text=as_text, empty=empty)
             try:
                 whole = self._render(told)
                 self._render(told, *answers)
@@ -370,7 +370,7 @@ class _Speech:
         return text
 
 
-def _block(pair: _Pair, thought: str, body: str, *, is_open: bool = False) -> str:
+def _thinking_block(pair: _Pair, thought: str, body: str, *, is_open: bool = False) -> str:
     """A text behind its thinking, of which the prompt may have written the first mark."""
     closed = f"{thought}\n{pair[1]}\n\n{body}"
     return closed if is_open else f"{pair[0]}\n{closed}"
@@ -385,13 +385,13 @@ _FORMS: Final = tuple(product((False, True), ("", None)))
 """Whether calls' arguments are JSON text, and what the content is where there is none."""
 
 
-def _in_form(told: dict[str, Any], *, as_text: bool, empty: str | None) -> dict[str, Any]:
+def _to_form(told: dict[str, Any], *, as_text: bool, empty: str | None) -> dict[str, Any]:
     if told.get("role") != "assistant":
         return told
     return with_arguments({**told, "content": told.get("content") or empty}, as_text=as_text)
 
 
-def _signs(said: Message) -> tuple[str, ...]:
+def _signs_of(said: Message) -> tuple[str, ...]:
     """The signs that show that a template has written a turn."""
     found = []
     for call in said.tool_calls:

@@ -44,7 +44,7 @@ def content_mark(index: int) -> str:
     return f"{_S}c{index}{_S}"
 
 
-def _id(index: int) -> str:
+def _dummy_id(index: int) -> str:
     return f"{_S}i{index:06d}{_S}"  # nine characters, as Mistral's templates demand
 
 
@@ -144,7 +144,7 @@ class CallForm:
             if self.arguments_as_text:
                 arguments = json.dumps(arguments)
             function = {"name": self.name or tool_mark(first + index), "arguments": arguments}
-            out.append({"id": _id(first + index), "type": "function", "function": function})
+            out.append({"id": _dummy_id(first + index), "type": "function", "function": function})
         return out
 
 
@@ -196,7 +196,7 @@ def answer_messages(form: CallForm, turn: TurnShape, contents: Sequence[str], fi
         count = turn.images[index] if turn.images else 0
         message: dict[str, Any] = {"role": role, "content": shown_content(role, content, count)}
         if role == "tool":
-            message |= {"tool_call_id": _id(number), "name": form.name or tool_mark(number)}
+            message |= {"tool_call_id": _dummy_id(number), "name": form.name or tool_mark(number)}
             number += 1
         out.append(message)
     return out
@@ -293,7 +293,7 @@ def thinking_of(
             bare = render(
                 turn_message(form, Way(key), turn._replace(thinking="none"), 0, 0), *answers, generate=bool(answers)
             )
-            pair = _pair(before, behind, opening, bare, marks)
+            pair = _thinking_marks(before, behind, opening, bare, marks)
             if pair is not None:
                 pairs = tuple(dict.fromkeys((pair, *pairs)))
                 header = header.partition(pair[0])[0]
@@ -304,7 +304,7 @@ def thinking_of(
     return Way("", *first), pairs, header.strip()
 
 
-def _pair(before: str, behind: str, opening: str, bare: str, marks: Marks) -> tuple[str, str] | None:
+def _thinking_marks(before: str, behind: str, opening: str, bare: str, marks: Marks) -> tuple[str, str] | None:
     """The marks around thinking, from the text before and behind it."""
     named = _NAMED_END.search(before.rstrip()), _NAMED_BEGIN.match(behind.lstrip())
     if named[0] and named[1] and named[0][1] == named[1][1]:

@@ -137,7 +137,7 @@ class Grown:
         after = voice.render(self._story, [*self._conversation, self._said, *self._answers])
         found = AnsweredTurn("", layout, turn.roles, voice.reader.is_left_open(after))
         if not after.startswith(before):
-            return replace(found, fault=_rewritten(before, after, self._number))
+            return replace(found, fault=_rewritten_place(before, after, self._number))
         grown = after[len(before) :]
         fault, end = self._words_fault(grown, is_open=voice.reader.is_left_open(before))
         if fault:
@@ -147,10 +147,10 @@ class Grown:
         if at < 0 or 0 <= limit < at:
             return replace(found, fault=f"it ends such a turn without {layout.stop}")
         found = replace(
-            found, layout=self._own_layout(grown[at + len(layout.stop) :]), spelled=self._spelled(before, grown[:at])
+            found, layout=self._own_layout(grown[at + len(layout.stop) :]), spelled=self._spellings(before, grown[:at])
         )
         ids = after.count(_ID, 0, len(before) + at)
-        if ids > before.count(_ID) and self._alone().count(_ID) < ids:
+        if ids > before.count(_ID) and self._render_alone().count(_ID) < ids:
             return replace(found, fault="it writes the ids of calls once results follow, not before", needs_ids=True)
         return found
 
@@ -158,11 +158,11 @@ class Grown:
         """The conversation before the turn, with its generation prompt."""
         return self._voice.render(self._story, self._conversation)
 
-    def _spelled(self, before: str, grown: str) -> tuple[Spelling, Spelling] | None:
+    def _spellings(self, before: str, grown: str) -> tuple[Spelling, Spelling] | None:
         """The spelling of the turn while it is the last and later; None where that is the same, or is not known."""
         words, reader = self._turn.words(self._number), self._voice.reader
         try:
-            alone = self._alone()
+            alone = self._render_alone()
         except UnsupportedTemplate:
             return None
         alone = alone[len(before) :] if alone.startswith(before) else ""
@@ -186,7 +186,7 @@ class Grown:
         found = [Spelling(tuple(one[: len(own) + 1]), tail[same:]) for one, tail in zip(firsts, tails, strict=True)]
         return None if found[0] == found[1] else (found[0], found[1])
 
-    def _alone(self) -> str:
+    def _render_alone(self) -> str:
         """The conversation that ends with the turn."""
         return self._voice.render(self._story, [*self._conversation, self._said], add_generation_prompt=False)
 
@@ -261,7 +261,7 @@ class Grown:
         return replace(layout, parts=tuple(parts))
 
 
-def _rewritten(before: str, after: str, number: int) -> str:
+def _rewritten_place(before: str, after: str, number: int) -> str:
     """The place where two renderings part, in words."""
     for turn in range(number):
         if dummies.thought_mark(turn) in before and dummies.thought_mark(turn) not in after:

@@ -97,15 +97,15 @@ class Growth:
 
     def _without_spelled(self, reader: Reader, text: str, ids: Callable[[], Collection[int]]) -> Reader:
         """A reader that does not know the marks which are tokens and were only spelled."""
-        spelled = [pair for pair in reader.thinking if (pair[0] in text or pair[1] in text) and self._numbers(pair)]
+        spelled = [pair for pair in reader.thinking if (pair[0] in text or pair[1] in text) and self._mark_ids(pair)]
         if spelled:
             sampled = ids()
-            if spelled := [pair for pair in spelled if not any(number in sampled for number in self._numbers(pair))]:
+            if spelled := [pair for pair in spelled if not any(number in sampled for number in self._mark_ids(pair))]:
                 left = tuple(pair for pair in reader.thinking if pair not in spelled)
                 return replace(reader, thinking=left)
         return reader
 
-    def _numbers(self, pair: tuple[str, str]) -> list[int]:
+    def _mark_ids(self, pair: tuple[str, str]) -> list[int]:
         return [self._added[mark] for mark in pair if mark in self._added]
 
     def opens(self, story: Story) -> bool:
@@ -138,7 +138,7 @@ class Growth:
         prompt = story.of_prompt()
         if prompt in self._told_apart:
             return prompt, tuple(story.turns), turn
-        return prompt, story.history, _short(turn)
+        return prompt, story.history, _shorten(turn)
 
     def knows(self, story: Story, turn: dummies.TurnShape) -> bool:
         """True if a conversation of this shape was looked at before."""
@@ -255,10 +255,10 @@ class Growth:
             given = json.dumps(getattr(call, "arguments", None), ensure_ascii=False)
             words[f'{{"x": "{dummies.argument_mark(0, index)}"}}'] = given
         found = _WORD.sub(lambda match: words.get(match[0], match[0]), found)
-        if _behind(found, said.thinking) == _behind(text, said.thinking):
+        if _text_behind(found, said.thinking) == _text_behind(text, said.thinking):
             return False
         found = self.sampled(turn, (), said=said, is_last=False)
-        return bool(found) and _behind(found, said.thinking) != _behind(text, said.thinking)
+        return bool(found) and _text_behind(found, said.thinking) != _text_behind(text, said.thinking)
 
     def marks_of_turns(self) -> tuple[frozenset[str], frozenset[str]]:
         """The marks that an assistant's turn begins with behind its prompt, and those inside turns."""
@@ -266,7 +266,7 @@ class Growth:
         inside: set[str] = set()
         for thinking in ("none", "some"):
             for turn in (dummies.TurnShape(thinking, "before", ("user",)), dummies.TurnShape(thinking, "", ("tool",))):
-                grown = self._grown(turn)
+                grown = self._grown_text(turn)
                 words = [place for word in turn.words(0) if (place := grown.find(word)) >= 0]
                 found = self._marks.find(grown[: max(words)]) if words else []
                 if thinking == "none":
@@ -284,7 +284,7 @@ class Growth:
             return [behind[:60]] if behind and dummies.said_mark(0) in text and not self._marks.find(behind) else []
         return []
 
-    def _grown(self, turn: dummies.TurnShape) -> str:
+    def _grown_text(self, turn: dummies.TurnShape) -> str:
         """The template's text of a first turn behind its prompt; "" where it takes no such turn."""
         story = Story([dummies.USER], (), datetime(2000, 1, 1))
         try:
@@ -305,7 +305,7 @@ class Growth:
         """The finding; `behind` further turns of this shape stand before it."""
         is_whole = story.of_prompt() in self._told_apart
         if not is_whole:
-            turn = _short(turn)
+            turn = _shorten(turn)
         layout = self.layout(story, turn)
         told = [*(story.turns if is_whole else story.told()), *[turn] * behind]
         forms = [layout.form]
@@ -330,7 +330,7 @@ class Growth:
         prompt = story.of_prompt()
         if prompt in self._told_apart or (found.fault and not found.needs_ids):
             return False
-        if found.layout.parts == self.layout(story, _short(turn)).parts:
+        if found.layout.parts == self.layout(story, _shorten(turn)).parts:
             later = self._look(story, turn, behind=LONG)
             if not later.fault and later.layout.parts == found.layout.parts and self._begins_alike(story, turn, found):
                 return False
@@ -340,7 +340,7 @@ class Growth:
 
     def _begins_alike(self, story: Story, turn: dummies.TurnShape, found: AnsweredTurn) -> bool:
         """True if a long conversation begins as the short one does."""
-        turn, told, form = _short(turn), story.told(), found.layout.form
+        turn, told, form = _shorten(turn), story.told(), found.layout.form
         short, long = (
             Grown(self._voice, story, [*told, *[turn] * more], turn, found.layout, form) for more in (0, LONG)
         )
@@ -357,17 +357,17 @@ class Growth:
         key = (turn.roles, turn.images)
         found = self._layouts.get(key)
         if found is None:
-            found = self._kept(key, lambda: self._derive(turn.roles, turn.images, None, ()))
+            found = self._keep(key, lambda: self._derive(turn.roles, turn.images, None, ()))
         if isinstance(found, UnsupportedTemplate):
             own = (story.of_prompt(), *key)
             refused, found = found, self._layouts.get(own)
             if found is None:
-                found = self._kept(own, lambda: self._derive(turn.roles, turn.images, story.messages, story.tools))
+                found = self._keep(own, lambda: self._derive(turn.roles, turn.images, story.messages, story.tools))
             if isinstance(found, UnsupportedTemplate):
                 raise UnsupportedTemplate(str(refused)) from found
         return found
 
-    def _kept(self, key: Any, derive: Callable[[], Layout]) -> Layout | UnsupportedTemplate:
+    def _keep(self, key: Any, derive: Callable[[], Layout]) -> Layout | UnsupportedTemplate:
         found: Layout | UnsupportedTemplate
         try:
             found = derive()
@@ -378,9 +378,9 @@ class Growth:
         return found
 
 
-def _behind(text: str, thinking: str) -> str:
+def _text_behind(text: str, thinking: str) -> str:
     return text.partition(thinking)[2] if thinking else text
 
 
-def _short(turn: dummies.TurnShape) -> dummies.TurnShape:
+def _shorten(turn: dummies.TurnShape) -> dummies.TurnShape:
     return turn if turn.images else shorter(turn)

@@ -198,7 +198,7 @@ class Deriver:
             if form.is_plain and first is not None and _NO_CALLS not in str(first):
                 continue  # it knows calls, and something else is amiss
             given = (dummies.TOOL,) if form.has_tools else tuple(tools)
-            for named in _named(form, given):
+            for named in _named_forms(form, given):
                 try:
                     return _Derivation(self, named, turn, before, given).layout()
                 except UnsupportedTemplate as error:
@@ -207,7 +207,7 @@ class Deriver:
         raise first
 
 
-def _named(form: dummies.CallForm, tools: Sequence[Mapping[str, Any]]) -> Iterator[dummies.CallForm]:
+def _named_forms(form: dummies.CallForm, tools: Sequence[Mapping[str, Any]]) -> Iterator[dummies.CallForm]:
     """A form with a made-up name of the tool called, and one with the name of a tool that is there."""
     yield form
     function = tools[0].get("function", tools[0]) if tools else None
@@ -243,7 +243,7 @@ class _Derivation:
     def layout(self) -> Layout:
         name = self.template.name
         contents = [dummies.content_mark(index) for index in range(len(self.turn.roles))]
-        text = self._answered(contents)
+        text = self._render_answers(contents)
         start = text.rfind(self.last)
         if start < 0 or (self.turn.calls and dummies.argument_mark(0, 0) not in text):
             raise UnsupportedTemplate(f"chat template {name} {_NO_CALLS}")
@@ -253,7 +253,7 @@ class _Derivation:
         ends_turns = self._ends_turns()
         stop, at = self._stop(tail, ends_turns)
         whole = text[start + at + len(stop) :]
-        slots = self._slots(whole, contents, lambda given: self._tail(given, stop))
+        slots = self._split_slots(whole, contents, lambda given: self._tail_of(given, stop))
         has_marks = self.turn.calls and not self.form.is_plain
         opener, closer = self._call_marks(text, tail[:at]) if has_marks else ("", "")
         layout = Layout(stop, tuple(slots), self.form, ends_turns, opener, closer)
@@ -261,11 +261,11 @@ class _Derivation:
             self._check_images(layout, whole, contents)
         return layout
 
-    def _answered(self, contents: Sequence[str], before: Any = None) -> str:
+    def _render_answers(self, contents: Sequence[str], before: Any = None) -> str:
         return self.render(self.said, *dummies.answer_messages(self.form, self.turn, contents, 0), before=before)
 
-    def _tail(self, contents: Sequence[str], stop: str) -> str:
-        text = self._answered(contents)
+    def _tail_of(self, contents: Sequence[str], stop: str) -> str:
+        text = self._render_answers(contents)
         end = text.find(stop, text.rfind(self.last))
         if end < 0:
             raise UnsupportedTemplate(f"chat template {self.template.name} writes {stop} only for some contents")
@@ -287,7 +287,7 @@ class _Derivation:
         One that is known ends it where it first stands. Else it is found by what the template writes of a turn that
         nothing follows: its last mark there, or, where it ends no turn, the mark that the next message begins with.
         """
-        shared = dummies.shared_text(tail, self._alone())
+        shared = dummies.shared_text(tail, self._tail_alone())
         inside = [(at, mark) for at, mark in self.marks.find(tail) if at + len(mark) <= len(shared)]
         places = [(tail.find(one), -len(one), one) for one in (*self.stops, *STOPS) if one and self.marks.has(one)]
         at, size, known = min((place for place in places if place[0] >= 0), default=(-1, 0, ""))
@@ -304,7 +304,7 @@ class _Derivation:
             raise NoStopMark(self.template.name, tail[:60])
         return behind[0][1], behind[0][0]
 
-    def _alone(self) -> str:
+    def _tail_alone(self) -> str:
         """The template's text behind the last word of the turn where nothing follows it."""
         try:
             text = self.render(self.said, generate=False)
@@ -340,7 +340,7 @@ class _Derivation:
         at = text.rfind(header) if header else -1
         return at + len(header) if at >= 0 else -1
 
-    def _slots(
+    def _split_slots(
         self, whole: str, contents: Sequence[str], tail: Callable[[Sequence[str]], str]
     ) -> list[str | MessageSlot]:
         name = self.template.name
@@ -364,7 +364,7 @@ class _Derivation:
                     slots += [MessageSlot("image", placed, TRANSFORMS["as it is"]), literal]
                     placed += 1
             elif part[0] == "c":
-                one = change if callable(change) else self._transform(tail, whole, contents, part[1])
+                one = change if callable(change) else self._find_transform(tail, whole, contents, part[1])
                 slots.append(MessageSlot("content", part[1], one))
             else:
                 field: Literal["name", "tool_call_id"] = "name" if part[0] == "n" else "tool_call_id"
@@ -376,7 +376,7 @@ class _Derivation:
             )
         return [part for part in slots if part != ""]
 
-    def _transform(
+    def _find_transform(
         self, tail: Callable[[Sequence[str]], str], whole: str, contents: Sequence[str], index: int
     ) -> Callable[[str], str]:
         before, _, after = whole.partition(contents[index])
@@ -391,7 +391,7 @@ class _Derivation:
 
     def _check_images(self, layout: Layout, whole: str, contents: Sequence[str]) -> None:
         seen = {"role": "user", "content": dummies.shown_content("user", "u", 1)}
-        later = self._answered(contents, before=[seen])
+        later = self._render_answers(contents, before=[seen])
         if not later.endswith(layout.stop + whole):
             raise UnsupportedTemplate(
                 f"chat template {self.template.name} writes images otherwise where others stand before them (it counts"

@@ -82,7 +82,7 @@ class PromptIds:
             return self.encode(prompt)
         program = self.kept.get(key)
         if program is None:
-            program = self._program(prompt)
+            program = self._make_program(prompt)
             self.kept[key[0], self.template.stamp(now)] = program
             drop_oldest(self.kept, most=256)
         if not program.pieces:
@@ -106,9 +106,9 @@ class PromptIds:
         first = list(map(as_template_reads, messages))
         authored: list[Spans] = [message.authored if isinstance(message, Message) else () for message in messages]
         refused: UnsupportedTemplate | None = None
-        for later in _forms(said):
+        for later in _forms_of(said):
             spans = [_written_marks(message, way) for message in later]
-            given = [*first, *_as_told(later, way)]
+            given = [*first, *_told_messages(later, way)]
             for form in _calls_as_text(given, len(first)):
                 try:
                     prompt = _Prompt(form, [*authored, *spans], tools, now)
@@ -141,13 +141,13 @@ class PromptIds:
         parts = self._place_written(written.parts, places) if place else written.parts
         ids = encode_parts(parts, self.vocabulary)
         text = fill_places(written.text, place=place, places=places) if place else written.text
-        whole = self._full(text)
-        return array("q", whole) if ids.tolist() == whole or self._controls(ids) == self._controls(whole) else ids
+        whole = self._encode_full(text)
+        return array("q", whole) if ids.tolist() == whole or self._control_ids(ids) == self._control_ids(whole) else ids
 
-    def _full(self, text: str) -> list[int]:
+    def _encode_full(self, text: str) -> list[int]:
         return encode(self.vocabulary.full, text)
 
-    def _controls(self, ids: Sequence[int]) -> list[int]:
+    def _control_ids(self, ids: Sequence[int]) -> list[int]:
         control = self.vocabulary.control_ids
         return [number for number in ids if number in control]
 
@@ -163,7 +163,7 @@ class PromptIds:
             out.append((is_own, text))
         return out
 
-    def _program(self, prompt: _Prompt) -> PromptProgram:
+    def _make_program(self, prompt: _Prompt) -> PromptProgram:
         """The program of a prompt with a slot for its last content; an empty one where the template has no such."""
         *earlier, last = prompt.given
 
@@ -196,14 +196,14 @@ class PromptIds:
             return PromptProgram(())
         program = PromptProgram.of(slotted, self.vocabulary)
         for probe in CHECKS:
-            whole = self._full(render(probe))
+            whole = self._encode_full(render(probe))
             ids = program.encode(lambda _, probe=probe: transform(probe), self.vocabulary)  # type: ignore[misc]
-            if ids.tolist() != whole and self._controls(ids) == self._controls(whole):
+            if ids.tolist() != whole and self._control_ids(ids) == self._control_ids(whole):
                 return PromptProgram(())  # the template alone writes its control tokens, and its ids are others
         return program
 
 
-def _forms(said: Sequence[Message]) -> Iterator[Sequence[Message]]:
+def _forms_of(said: Sequence[Message]) -> Iterator[Sequence[Message]]:
     """The messages with their calls; and as some templates need them: text beside calls as the end of the thinking, or
     calls that could not be read as text.
     """
@@ -214,17 +214,17 @@ def _forms(said: Sequence[Message]) -> Iterator[Sequence[Message]]:
             else one for one in said
         ]  # fmt: skip
     if any(isinstance(call, MalformedCall) for message in said for call in message.tool_calls):
-        yield [_plainly(message) for message in said]
+        yield [_plain_message(message) for message in said]
 
 
-def _plainly(message: Message) -> Message:
+def _plain_message(message: Message) -> Message:
     broken = [call.text for call in message.tool_calls if isinstance(call, MalformedCall)]
     read = tuple(call for call in message.tool_calls if not isinstance(call, MalformedCall))
     content = "\n".join(text for text in (message.content, *broken) if text)
     return replace(message, content=content, tool_calls=read) if broken else message
 
 
-def _as_told(said: Sequence[Message], way: Way) -> list[dict[str, Any]]:
+def _told_messages(said: Sequence[Message], way: Way) -> list[dict[str, Any]]:
     """Messages as the template reads them: thinking in its way, and an id for each call and each result."""
     out: list[dict[str, Any]] = []
     results = 0

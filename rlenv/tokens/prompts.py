@@ -227,7 +227,7 @@ class _Cipher:
             elif key == "content" and isinstance(item, str):
                 out[key] = changed_outside(item, authored, self.text)
             elif key == "content" and isinstance(item, (list, tuple)):
-                out[key] = [self._shown(part, authored) for part in item]
+                out[key] = [self._hide_part(part, authored) for part in item]
             elif key == "tool_calls" and isinstance(item, (list, tuple)):
                 out[key] = [self._call(call) for call in item]
             else:
@@ -238,7 +238,7 @@ class _Cipher:
         out = {key: item if key == "type" else self.value(item) for key, item in call.items() if key != "function"}
         return {**out, "function": {key: self.value(item) for key, item in call.get("function", {}).items()}}
 
-    def _shown(self, part: Any, authored: Spans) -> Any:
+    def _hide_part(self, part: Any, authored: Spans) -> Any:
         if isinstance(part, Mapping) and isinstance(part.get("text"), str):
             return {**part, "text": changed_outside(part["text"], authored, self.text)}
         return part

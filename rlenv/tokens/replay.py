@@ -60,10 +60,10 @@ class Independent:
     def hide(self, value: Any, authored: Spans = ()) -> Any:
         """A JSON-like value in whose texts no control token is spelled, but in what the spec's author wrote."""
         if isinstance(value, str):
-            return changed_outside(value, authored, self._without)
-        return with_texts(value, self._without)
+            return changed_outside(value, authored, self._hide_controls)
+        return with_texts(value, self._hide_controls)
 
-    def _without(self, text: str) -> str:
+    def _hide_controls(self, text: str) -> str:
         parts = self._vocabulary.split(text)
         return "".join(self._hidden[part] if place % 2 else part for place, part in enumerate(parts))
 
@@ -71,10 +71,10 @@ class Independent:
         """The ids of a rendering, or of its end from a control token on, of contents that `hide` changed."""
         parts = self._vocabulary.split(hidden)
         named = "".join(self._names[part] if place % 2 else part for place, part in enumerate(parts))
-        made = encode(self._clone, self.shown(named))
+        made = encode(self._clone, self.unhide(named))
         return [self._back.get(number, number) for number in made]
 
-    def shown(self, text: str) -> str:
+    def unhide(self, text: str) -> str:
         """A text with its contents as they were before `hide`."""
         if _OPEN not in text and "\\udb80" not in text:
             return text
@@ -173,13 +173,13 @@ class _Played:
             raise self._end("refused", str(error)) from error
         self.now = self.rows.last.story.now
         self.text = self._render(self.conversation)
-        expected = self.independent.ids(self._hidden(self.conversation, self.text, is_prompt=True))
+        expected = self.independent.ids(self._hide_contents(self.conversation, self.text, is_prompt=True))
         difference = compare(self.encoder, expected, self.rows.last.prompt_ids)
         if difference is not None:
             raise self._end("failed", "the prompt's ids are not the rendering's", difference)
         for turn in self.dialogue.turns:
             self.number += 1
-            yield self._turn(turn)
+            yield self._play_turn(turn)
 
     def _end(self, status: Status, detail: str, difference: IdDifference | None = None) -> _Ended:
         return _Ended(ReplayOutcome(status, self.number, detail, difference))
@@ -188,7 +188,7 @@ class _Played:
         told = [one for _, one in conversation]
         return self.encoder.template.render(told, tools=self.dialogue.tools, now=self.now)
 
-    def _hidden(self, conversation: Sequence[Told], text: str, *, is_prompt: bool) -> str:
+    def _hide_contents(self, conversation: Sequence[Told], text: str, *, is_prompt: bool) -> str:
         """A rendering of `text` whose contents spell no control token.
 
         What the policy says is text too where it became part of a prompt.
@@ -196,14 +196,14 @@ class _Played:
         said = [told.get("content") for message, told in conversation if is_prompt and message.role == "assistant"]
         if not self.spells and not spells(self.encoder.vocabulary, said):
             return text
-        messages = [self._message(message, told, is_prompt) for message, told in conversation]
+        messages = [self._told_message(message, told, is_prompt) for message, told in conversation]
         tools = self.independent.hide(self.dialogue.tools)
         hidden = self.encoder.template.render(messages, tools=tools, now=self.now)
-        if self.independent.shown(hidden) != text:
+        if self.independent.unhide(hidden) != text:
             raise UnsupportedTemplate("the template looks into contents that spell control tokens")
         return hidden
 
-    def _message(self, message: Message, told: dict[str, Any], is_prompt: bool) -> dict[str, Any]:
+    def _told_message(self, message: Message, told: dict[str, Any], is_prompt: bool) -> dict[str, Any]:
         if message.role == "assistant":
             if not is_prompt:
                 return told
@@ -214,14 +214,14 @@ class _Played:
         shown = {key: item if key == "role" else self.independent.hide(item) for key, item in told.items()}
         return {**shown, "content": self.independent.hide(told["content"], message.authored)}
 
-    def _turn(self, turn: PlayedTurn) -> ReplayOutcome:
+    def _play_turn(self, turn: PlayedTurn) -> ReplayOutcome:
         rows, text, context = self.rows, self.text, self.rows.last.context_ids
         said = [told for _, told in self.conversation]
         spoken = self.speaker.speak(said, turn, self.dialogue.tools, now=self.now)
         self.conversation.append((spoken.message, spoken.told))
         self.conversation += [(message, message.as_dict()) for message in turn.answers]
         after = self.text = self._render(self.conversation)
-        mark, (stop_id, *tail) = self._tail(spoken, len(text) if after.startswith(text) else 0)
+        mark, (stop_id, *tail) = self._find_tail(spoken, len(text) if after.startswith(text) else 0)
         sampled = [*self.encoder.encode_text(spoken.text), stop_id]
         rows.add_sampled(sampled, [-0.5] * len(sampled))
         whole = text + spoken.text + mark
@@ -231,26 +231,26 @@ class _Played:
             fits = rows.add_observation(Observation(turn.answers), said=spoken.message)
         except UnsupportedTemplate as error:
             is_change = self.encoder.history == "grow"
-            raise self._end(_other(grows) if is_change else "refused", str(error)) from error
+            raise self._end(_other_status(grows) if is_change else "refused", str(error)) from error
         assert fits  # there is no budget
         self._check_mask(rows)
         if len(rows.rows) > before:
             self._check_new_row()
-            return ReplayOutcome(_other(grows), self.number, "a new row")
+            return ReplayOutcome(_other_status(grows), self.number, "a new row")
         found = rows.last.context_ids
         if grows:
             difference = compare(self.encoder, [*context, *sampled, *tail], found)
             if difference is not None:
                 raise self._end("failed", "the observation's ids are not the rendering's", difference)
         elif self.encoder.history != "keep":
-            raise self._end("failed", _parting(after, whole))
+            raise self._end("failed", _parting_text(after, whole))
         elif found[: len(context) + len(sampled)] != [*context, *sampled]:
             # Behind it the template would write something else in any case.
             raise self._end("failed", "what was sampled has changed")
         if len(rows.differences) > counted:
-            raise self._end(_other(grows), rows.differences[-1])
+            raise self._end(_other_status(grows), rows.differences[-1])
         if not grows:
-            raise self._end("failed", "not counted: " + _parting(after, whole))
+            raise self._end("failed", "not counted: " + _parting_text(after, whole))
         return ReplayOutcome("exact", self.number)
 
     def _check_new_row(self) -> None:
@@ -264,7 +264,7 @@ class _Played:
             # What the policy has said may be its own marks still, or text.
             for is_prompt in (True, False):
                 try:
-                    expected = self.independent.ids(self._hidden(form, self._render(form), is_prompt=is_prompt))
+                    expected = self.independent.ids(self._hide_contents(form, self._render(form), is_prompt=is_prompt))
                 except UnsupportedTemplate:
                     continue
                 found = compare(self.encoder, expected, prompt_ids)
@@ -277,7 +277,7 @@ class _Played:
                     difference = found
         raise self._end("failed", "the new row's prompt is not the rendering's", difference)
 
-    def _tail(self, spoken: Spoken, begin: int) -> tuple[str, list[int]]:
+    def _find_tail(self, spoken: Spoken, begin: int) -> tuple[str, list[int]]:
         """The mark that ends the turn, and the ids from it on: no text merges over a mark.
 
         `begin` is the end of a context that was not written anew.
@@ -290,10 +290,10 @@ class _Played:
         places = [(place, mark) for mark in self.speaker.ends if (place := self.text.find(mark, at)) >= 0]
         if places:
             place, mark = min(places)
-            hidden = self._hidden(self.conversation, self.text, is_prompt=False)
+            hidden = self._hide_contents(self.conversation, self.text, is_prompt=False)
             for match in re.finditer(re.escape(mark), hidden):  # in contents it is hidden
                 end = hidden[match.start() :]
-                if self.independent.shown(end) == self.text[place:]:
+                if self.independent.unhide(end) == self.text[place:]:
                     return mark, self.independent.ids(end)
         raise UnsupportedTemplate("the template writes no mark behind the turn")
 
@@ -305,12 +305,12 @@ class _Played:
                 raise self._end("failed", "the mask covers more or less than the sampled turns")
 
 
-def _other(grows: bool) -> Status:
+def _other_status(grows: bool) -> Status:
     """What it is to go on otherwise than in one text that grows."""
     return "needless" if grows else "rewritten"
 
 
-def _parting(after: str, context: str) -> str:
+def _parting_text(after: str, context: str) -> str:
     at = shared_length(after, context)
     return (
         f"accepted, although the template writes {after[max(at - 20, 0) : at + 20]!r} where"

@@ -113,7 +113,7 @@ class TokenRows:
             self.reason = self.last.reason
         else:
             assert said is not None
-            fits = self._take(*self._new_row(observation, said, max_tokens))
+            fits = self._take_row(*self._new_row(observation, said, max_tokens))
         return self._remember(observation, said, max_tokens) if fits else False
 
     async def add_observation_async(
@@ -124,15 +124,15 @@ class TokenRows:
         Nothing is appended when the wait is cancelled.
         """
         self._check(said)
-        if self._encoder.history != "rows" or not await self._difference(observation, said):
+        if self._encoder.history != "rows" or not await self._find_difference(observation, said):
             fits = await self.last.add_observation_async(observation, max_tokens=max_tokens, said=said)
             self.reason = self.last.reason
         else:
             assert said is not None
-            fits = self._take(*await asyncio.to_thread(self._new_row, observation, said, max_tokens))
+            fits = self._take_row(*await asyncio.to_thread(self._new_row, observation, said, max_tokens))
         return self._remember(observation, said, max_tokens) if fits else False
 
-    async def _difference(self, observation: Observation, said: Message | None) -> str:
+    async def _find_difference(self, observation: Observation, said: Message | None) -> str:
         if self.last.knows(observation, said=said):
             return self.last.difference(observation, said=said)
         return await asyncio.to_thread(self.last.difference, observation, said=said)
@@ -147,10 +147,10 @@ class TokenRows:
         if said is not None:
             self._turns.append((self._text, said, tuple([message.role for message in observation.messages])))
         if said is not None and self._encoder.history == "rows":
-            self._said += [self._told(said), *self.last.cut_messages(observation.messages, max_tokens=max_tokens)]
+            self._said += [self._template(said), *self.last.cut_messages(observation.messages, max_tokens=max_tokens)]
         return True
 
-    def _told(self, said: Message) -> Message:
+    def _template(self, said: Message) -> Message:
         """The assistant message as a template reads it: one that knows no calls reads the text as it was sampled."""
         if not said.tool_calls or not self._encoder.growth.is_plain(self.last.story):
             return said
@@ -173,7 +173,7 @@ class TokenRows:
         try:
             row = self._encoder.start_after(
                 self._given,
-                (*self._said, self._told(said), *messages),
+                (*self._said, self._template(said), *messages),
                 tools=self._tools,
                 story=story,
                 limits=replace(self._limits, max_response_tokens=left_over),
@@ -183,7 +183,7 @@ class TokenRows:
         row.opens(opens)
         return row, spent, ""
 
-    def _take(self, row: TokenTrajectory | None, spent: int, reason: str) -> bool:
+    def _take_row(self, row: TokenTrajectory | None, spent: int, reason: str) -> bool:
         self.reason = reason
         if row is None:
             return False

@@ -62,7 +62,7 @@ class Reader:
             is_open: whether the prompt has opened a block of thinking.
         """
         has_calls = "tool" in roles
-        thinking, before, at = self._thinking(text, is_open=is_open, opener=self.opener if has_calls else "")
+        thinking, before, at = self._find_thinking(text, is_open=is_open, opener=self.opener if has_calls else "")
         if not has_calls:
             return TurnShape(thinking, "before" if before else "", roles, images)
         behind = False
@@ -74,7 +74,7 @@ class Reader:
         where = "both" if before and behind else "before" if before else "behind" if behind else ""
         return TurnShape(thinking, where, roles, images)
 
-    def _thinking(self, text: str, *, is_open: bool, opener: str) -> tuple[str, bool, int]:
+    def _find_thinking(self, text: str, *, is_open: bool, opener: str) -> tuple[str, bool, int]:
         """The kind of thinking, whether other text stands before the first call, and where that begins (or -1)."""
         thinking, at, has_text = "none", 0, False
         if not is_open and not self.thinks(text):  # the common turn, for which nothing below finds anything else
@@ -88,7 +88,7 @@ class Reader:
                 return "left", False, -1
             at = end + size if size else 0
         else:
-            thinking, at = self._unopened(text, opener)
+            thinking, at = self._find_unopened(text, opener)
         places, call = MarkPositions(text), self._call(text, at, opener)
         while True:
             if 0 <= call < at:
@@ -112,7 +112,7 @@ class Reader:
                 thinking = "empty"
             at = end + len(pair[1])
 
-    def _unopened(self, text: str, opener: str) -> tuple[str, int]:
+    def _find_unopened(self, text: str, opener: str) -> tuple[str, int]:
         """The kind of a block that is closed and that nothing has opened, and where it ends."""
         for open, close in self.paired:
             end = text.find(close)

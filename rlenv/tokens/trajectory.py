@@ -211,7 +211,7 @@ class TokenTrajectory:
         if self._last_id() in self._encoder.end_ids:
             return None
         messages = (Message("user", ""),) if observation is None else observation.messages
-        turn = self._turn(messages, said)
+        turn = self._last_turn(messages, said)
         found = end_of(self._encoder, self._story, turn, is_last=observation is None)
         self._ids.append(found)
         self._mask.append(1)
@@ -240,7 +240,7 @@ class TokenTrajectory:
             UsageError: there is no sampled turn to answer, or no message to append.
         """
         self._check(observation)
-        return self._append(self._prepare(observation.messages, self._limit(max_tokens), said))
+        return self._append(self._prepare_ids(observation.messages, self._limit_of(max_tokens), said))
 
     async def add_observation_async(
         self, observation: Observation, *, max_tokens: int | None = None, said: Message | None = None
@@ -250,11 +250,11 @@ class TokenTrajectory:
         Nothing is appended when the wait is cancelled.
         """
         self._check(observation)
-        messages, limit = observation.messages, self._limit(max_tokens)
+        messages, limit = observation.messages, self._limit_of(max_tokens)
         is_quick = sum(len(message.content) for message in messages) <= _THREAD_CHARS
         if is_quick and not any(message.images for message in messages) and self.knows(observation, said=said):
-            return self._append(self._prepare(messages, limit, said))
-        return self._append(await asyncio.to_thread(self._prepare, messages, limit, said))
+            return self._append(self._prepare_ids(messages, limit, said))
+        return self._append(await asyncio.to_thread(self._prepare_ids, messages, limit, said))
 
     def difference(self, observation: Observation, *, said: Message | None = None) -> str:
         """The template's change to the history once this observation follows, "" where it only grows.
@@ -264,10 +264,10 @@ class TokenTrajectory:
             UsageError: there is no sampled turn to answer, or no message to append.
         """
         self._check(observation)
-        finding = self._encoder.look(self._story, self._turn(observation.messages, said))
+        finding = self._encoder.look(self._story, self._last_turn(observation.messages, said))
         if finding.is_refused:
             raise UnsupportedTemplate(finding.fault)
-        return self._fault(finding, observation.messages)
+        return self._find_fault(finding, observation.messages)
 
     def knows(self, observation: Observation, *, said: Message | None = None) -> bool:
         """True if a conversation of this shape was looked at before, so that nothing has to be rendered.
@@ -279,7 +279,7 @@ class TokenTrajectory:
         if len(self._last) > _LONG_TURN:
             return False
         return self._opens is not None and self._encoder.growth.knows(
-            self._story, self._turn(observation.messages, said)
+            self._story, self._last_turn(observation.messages, said)
         )
 
     def observed(self, messages: Sequence[Message]) -> int:
@@ -289,19 +289,19 @@ class TokenTrajectory:
 
     def told(self, observation: Observation, *, said: Message | None = None) -> tuple[Story, bool]:
         """The shapes of the conversation behind an observation, and whether its prompt opens a block of thinking."""
-        turn = self._turn(observation.messages, said)
+        turn = self._last_turn(observation.messages, said)
         return self._story.after(turn), self._encoder.look(self._story, turn).opens
 
     def cut_messages(self, messages: Sequence[Message], *, max_tokens: int | None = None) -> tuple[Message, ...]:
         """Messages with their contents cut to `max_observation_tokens`, as an observation of them would show."""
-        limit = self._limit(max_tokens)
+        limit = self._limit_of(max_tokens)
         messages = self._encoder.show(messages).messages
         if limit is None:
             return messages
         cut = token_cut(self._encoder.vocabulary.plain, max_tokens=limit, keep=self._limits.keep)
         return tuple(replace(message, content=cut(message.content)) for message in messages)
 
-    def _limit(self, max_tokens: int | None) -> int | None:
+    def _limit_of(self, max_tokens: int | None) -> int | None:
         return max_tokens if max_tokens is not None else self._limits.max_observation_tokens
 
     def _check(self, observation: Observation) -> None:
@@ -313,7 +313,7 @@ class TokenTrajectory:
         if not self.turn_spans or self.turn_spans[-1][1] != len(self._mask):
             raise UsageError("no sampled turn stands before this observation", hint="call add_sampled first")
 
-    def _turn(self, messages: Sequence[Message], said: Message | None) -> TurnShape:
+    def _last_turn(self, messages: Sequence[Message], said: Message | None) -> TurnShape:
         """The shape of the last turn."""
         encoder = self._encoder
         roles = tuple([message.role for message in messages])
@@ -329,7 +329,7 @@ class TokenTrajectory:
             self._story, self._last, roles, images, said, is_open=self._opens, ids=lambda: set(self._ids[start:])
         )
 
-    def _fault(self, finding: AnsweredTurn, messages: Sequence[Message]) -> str:
+    def _find_fault(self, finding: AnsweredTurn, messages: Sequence[Message]) -> str:
         """The template's change to the history; "" where there is none."""
         ids = [message.tool_call_id for message in messages if message.role == "tool"] if finding.needs_ids else []
         has_ids = bool(ids) and all(one and one in self._last for one in ids)
@@ -353,12 +353,12 @@ class TokenTrajectory:
         """The last sampled id; None where the turn has none."""
         return None if len(self._mask) == self.turn_spans[-1][0] else self._ids[-1]
 
-    def _prepare(self, messages: Sequence[Message], limit: int | None, said: Message | None) -> _Prepared:
+    def _prepare_ids(self, messages: Sequence[Message], limit: int | None, said: Message | None) -> _Prepared:
         shown = self._encoder.show(messages)
         messages, images, places = shown.messages, shown.images, shown.places
-        turn = self._turn(messages, said)
+        turn = self._last_turn(messages, said)
         finding = self._encoder.look(self._story, turn)
-        fault = self._fault(finding, messages)
+        fault = self._find_fault(finding, messages)
         if fault and self._encoder.history != "keep":
             raise UnsupportedTemplate(fault if finding.is_refused else self._encoder.refusal(turn.roles, fault))
         layout = finding.layout

@@ -121,14 +121,14 @@ def judge(encoder: TokenEncoder | UnsupportedTemplate, *played: Played) -> Verdi
     if not isinstance(encoder, TokenEncoder):
         refused = str(encoder)
         return Verdict("", "grow", False, False, (Situation("binding", "refused", refused),), refused)
-    situations = tuple(dict.fromkeys(situation for one in played for situation in _situations(encoder, one)))
-    verdict = _verdict(encoder, situations)
+    situations = tuple(dict.fromkeys(situation for one in played for situation in _situations_of(encoder, one)))
+    verdict = _verdict_of(encoder, situations)
     if not verdict.will_run and (hint := _other_way(encoder, played)):
         verdict = replace(verdict, message=f"{verdict.message}; or {hint}")
     return verdict
 
 
-def _verdict(encoder: TokenEncoder, situations: tuple[Situation, ...]) -> Verdict:
+def _verdict_of(encoder: TokenEncoder, situations: tuple[Situation, ...]) -> Verdict:
     met = [one for one in situations if not one.is_rare]
     rewritten = [one for one in met if one.status == "rewritten"]
     refused = [one for one in met if one.status == "refused"]
@@ -156,23 +156,23 @@ def _other_way(encoder: TokenEncoder, played: Sequence[Played]) -> str:
     value = not encoder.template.values.get("enable_thinking", True)
     with suppress(UnsupportedTemplate):
         other = encoder.with_values(enable_thinking=value)
-        if all(_verdict(other, tuple(_situations(other, one))).will_run for one in played):
+        if all(_verdict_of(other, tuple(_situations_of(other, one))).will_run for one in played):
             return f"template_kwargs: {{enable_thinking: {str(value).lower()}}}"
     return ""
 
 
-def _situations(encoder: TokenEncoder, played: Played) -> Iterator[Situation]:
+def _situations_of(encoder: TokenEncoder, played: Played) -> Iterator[Situation]:
     tools = played.tools
     story = encoder.story(played.messages, () if encoder.same_turn is not None else tools)
     try:
-        kinds = _kinds(encoder, story, played)
+        kinds = _thinking_kinds(encoder, story, played)
     except UnsupportedTemplate as error:
         yield Situation("the first prompt", "refused", str(error))
         return
-    turns = list(_turns(encoder, played, kinds))
+    turns = list(_turns_of(encoder, played, kinds))
     first: dict[TurnShape, Situation] = {}
     for turn, is_rare in turns:
-        first[turn] = _situation(encoder, story, turn, _named(turn), is_rare=is_rare)
+        first[turn] = _situation_of(encoder, story, turn, _turn_words(turn), is_rare=is_rare)
         yield first[turn]
     if encoder.same_turn is not None:
         return
@@ -181,32 +181,32 @@ def _situations(encoder: TokenEncoder, played: Played) -> Iterator[Situation]:
         kind = "left" if encoder.growth.opens(story) else "cut"
         for roles in dict.fromkeys(turn.roles for turn, _ in turns if not turn.calls):
             turn = TurnShape(kind, "", roles)
-            yield _situation(encoder, story, turn, _named(turn), is_rare=True)
+            yield _situation_of(encoder, story, turn, _turn_words(turn), is_rare=True)
     for before, before_rare in turns:
         if first[before].status == "refused" or (first[before].status != "grows" and encoder.history == "grow"):
             continue  # nothing comes behind it
         for turn, is_rare in turns:
-            found = _later(encoder, story.after(before), before, turn, before_rare, is_rare)
+            found = _later_situation(encoder, story.after(before), before, turn, before_rare, is_rare)
             if found.status != first[turn].status and found.status != "grows":
                 yield found
 
 
-def _later(
+def _later_situation(
     encoder: TokenEncoder, story: Story, before: TurnShape, turn: TurnShape, before_rare: bool, is_rare: bool
 ) -> Situation:
     """What becomes of a turn behind another one, up to the third turn."""
-    name = f"{_named(turn)}, behind {_named(before)}"
-    found = _situation(encoder, story, turn, name, is_rare=before_rare or is_rare)
+    name = f"{_turn_words(turn)}, behind {_turn_words(before)}"
+    found = _situation_of(encoder, story, turn, name, is_rare=before_rare or is_rare)
     if found.status == "grows":
-        found = _situation(encoder, story.after(turn), turn, f"{name}, twice", is_rare=before_rare or is_rare)
+        found = _situation_of(encoder, story.after(turn), turn, f"{name}, twice", is_rare=before_rare or is_rare)
     if found.status == "grows" and turn == before:
         for _ in range(LONG):
             story = story.after(turn)
-        found = _situation(encoder, story, turn, f"{_named(turn)}, behind {LONG + 1} like it", is_rare=is_rare)
+        found = _situation_of(encoder, story, turn, f"{_turn_words(turn)}, behind {LONG + 1} like it", is_rare=is_rare)
     return found
 
 
-def _situation(encoder: TokenEncoder, story: Story, turn: TurnShape, name: str, *, is_rare: bool) -> Situation:
+def _situation_of(encoder: TokenEncoder, story: Story, turn: TurnShape, name: str, *, is_rare: bool) -> Situation:
     try:
         finding = encoder.look(story, turn)
         encoder.check_layout(finding.layout)
@@ -229,7 +229,7 @@ def _is_choice(turn: TurnShape) -> bool:
     return len(turn.roles) > 1 or (turn.calls > 0 and turn.text != "") or turn.thinking not in ("none", "some")
 
 
-def _kinds(encoder: TokenEncoder, story: Story, played: Played) -> list[tuple[str, bool]]:
+def _thinking_kinds(encoder: TokenEncoder, story: Story, played: Played) -> list[tuple[str, bool]]:
     """The kinds of thinking to look at, and whether only an odd policy comes to each."""
     opens = encoder.growth.opens(story) if encoder.same_turn is None else False
     if not isinstance(played.thinks, bool):
@@ -251,14 +251,14 @@ def _without_thinking(encoder: TokenEncoder, story: Story, played: Played) -> li
     """
     for roles in dict.fromkeys(map(tuple, played.answers)):
         turns = [TurnShape(kind, "" if "tool" in roles else "before", roles) for kind in ("none", "closed", "empty")]
-        found = (turn for turn in turns if _situation(encoder, story, turn, "", is_rare=False).status == "grows")
+        found = (turn for turn in turns if _situation_of(encoder, story, turn, "", is_rare=False).status == "grows")
         grown = next(found, turns[0])
         if grown.thinking != "none":
             return [(grown.thinking, False), ("none", True)]
     return [("none", False)]
 
 
-def _turns(
+def _turns_of(
     encoder: TokenEncoder, played: Played, kinds: Sequence[tuple[str, bool]]
 ) -> Iterator[tuple[TurnShape, bool]]:
     for roles in dict.fromkeys(map(tuple, played.answers)):
@@ -272,7 +272,7 @@ def _turns(
 _ANSWERS = {frozenset(("tool",)): ("result", "results"), frozenset(("user",)): ("reply", "replies")}
 
 
-def _named(turn: TurnShape) -> str:
+def _turn_words(turn: TurnShape) -> str:
     """A turn and what answers it, in words."""
     count = len(turn.roles)
     one, several = _ANSWERS.get(frozenset(turn.roles), ("message", "messages"))

@@ -124,9 +124,9 @@ class Signs:
 
     def parted(self, value: Any) -> Any:
         """A JSON-like value with a space behind the first sign of each token that a text of it spells."""
-        return with_texts(value, self._parted)
+        return with_texts(value, self._part_tokens)
 
-    def _parted(self, text: str) -> str:
+    def _part_tokens(self, text: str) -> str:
         for token in self._tokens.split("\n"):
             if token and token in text:
                 text = text.replace(token, f"{token[0]} {token[1:]}")
@@ -317,7 +317,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
 
-def _environment() -> _Sandbox:
+def _make_sandbox() -> _Sandbox:
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
@@ -330,7 +330,7 @@ def names_read(source: str) -> frozenset[str]:
     Raises:
         jinja2.TemplateSyntaxError: the text is no template.
     """
-    environment = _environment()
+    environment = _make_sandbox()
     return frozenset(meta.find_undeclared_variables(environment.parse(source)) - environment.globals.keys() - _GIVEN)
 
 
@@ -372,7 +372,7 @@ class ChatTemplate:
         self.values = dict(values)
         self._formats: frozenset[str] = frozenset()
         try:
-            self._template = _environment().from_string(source)
+            self._template = _make_sandbox().from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise UnsupportedTemplate(f"chat template {name}, line {error.lineno}: {error.message}") from error
         except jinja2.TemplateError as error:

@@ -21,7 +21,7 @@ from tempfile import TemporaryFile
 from typing import IO, Final
 
 from rlenv._base.paths import remove
-from rlenv.concurrency.processes import ended
+from rlenv.concurrency.processes import await_end
 from rlenv.errors import ToolFailed
 from rlenv.tools._bubblewrap import Confined
 
@@ -226,7 +226,7 @@ async def run_program(
 
 async def _end(process: subprocess.Popen[bytes], mark: str, pipes: Sequence[Collected], sandbox: ExitStack) -> int:
     """The program's exit status, once nothing is left of it; it is killed where a pipe has given too much."""
-    ending = asyncio.ensure_future(ended(process))
+    ending = asyncio.ensure_future(await_end(process))
     floods = [asyncio.ensure_future(_flood(pipe)) for pipe in pipes]
     try:
         await asyncio.wait([ending, *floods], return_when=asyncio.FIRST_COMPLETED)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlenv.concurrency.deadline import bounded_by_itself
-from rlenv.concurrency.processes import Delays, cause_of, ending, only_child, work_of
+from rlenv.concurrency.processes import Delays, cause_of, ending_text, only_child, work_of
 from rlenv.errors import EpisodeError, ToolFailed, UsageError
 from rlenv.tools import _exchange, _matching, _zygote
 from rlenv.tools._bubblewrap import NOBODY, Handshake, check_bubblewrap, has_other_user, read_only
@@ -336,7 +336,7 @@ def _late(spec: CodeLimits) -> str:
 def _how(status: int) -> str:
     if status == 0:
         return "it ended its process before its last statement"
-    return f"it ended its process with {ending(status)}" if status > 0 else ending(status)
+    return f"it ended its process with {ending_text(status)}" if status > 0 else ending_text(status)
 
 
 class Sandboxes:

@@ -24,7 +24,7 @@ from typing import Any, Final
 from rlenv.concurrency.deadline import left_s
 from rlenv.concurrency.pool import Pool
 from rlenv.concurrency.processes import Gone, Process, Program, StartFailed
-from rlenv.concurrency.served import READY, received, refuse, send
+from rlenv.concurrency.served import READY, receive_frame, refuse, send
 from rlenv.errors import EpisodeError, RlenvError, ToolFailed
 from rlenv.language import kinds as registry
 from rlenv.language.kinds import CompileContext
@@ -69,7 +69,7 @@ def _die_with_parent() -> None:
 def _receive(link: socket.socket, requests: queue.SimpleQueue[dict[str, Any]]) -> None:
     """Reads all the time, so that the end of the socket is seen while a function runs; then the group ends."""
     try:
-        while (body := received(link)[0]) is not None:
+        while (body := receive_frame(link)[0]) is not None:
             requests.put(json.loads(body))
     finally:
         os.killpg(os.getpgrp(), signal.SIGKILL)

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from rlenv._base.bounded import plain
 from rlenv._base.paths import forget_files
-from rlenv.concurrency.scope import ended
+from rlenv.concurrency.scope import cancel_all
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.episode import Episode
-from rlenv.episodes.rollout import advance, started
+from rlenv.episodes.rollout import advance, start_policy
 from rlenv.errors import EpisodeError, UsageError
 from rlenv.language.document import read_source
 from rlenv.language.loader import loaded_of
@@ -70,14 +70,14 @@ class LiveEpisode:
             raise UsageError(f"the {self.policy.name} plays this episode; it takes no action of yours", hint="send {}")
         try:
             if self.acting is None:
-                self.acting = started(self.episode, self.policy)
+                self.acting = start_policy(self.episode, self.policy)
             await advance(self.episode, self.acting, self.messages)
         except EpisodeError as error:
             self.episode.fail(error.reason, str(error))
 
     async def aclose(self) -> None:
         """Ends a step that is taken, and closes the episode with all that it opened."""
-        await ended(self.running)
+        await cancel_all(self.running)
         try:
             await self.episode.aclose()
             if self.policy is not None:

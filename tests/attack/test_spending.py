@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rlenv.cli.main import main
-from rlenv.endpoints.account import merged
+from rlenv.endpoints.account import merge_usage
 from rlenv.runs.folder import open_run
 from rlenv.testing.endpoint import FakeEndpoint, Reply, never
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
@@ -217,7 +217,7 @@ def test_sums_are_those_of_the_server_s_books(
     assert main(["runs", "show", str(run), "--json"]) == 0
     check(json.loads(capsys.readouterr().out)["usage"], books.kept)
     rows = list(open_run(run).rows())
-    assert merged(ModelUsage(**one) for row in rows for one in row["usage"]) == spent_in(run)
+    assert merge_usage(ModelUsage(**one) for row in rows for one in row["usage"]) == spent_in(run)
     for row in rows:
         is_known = not any(one["unknown"] for one in row["usage"])
         for name, count in (("asked_tokens", "prompt_tokens"), ("answered_tokens", "completion_tokens")):
@@ -227,7 +227,7 @@ def test_sums_are_those_of_the_server_s_books(
 
 def spent_in(run: Path) -> tuple[ModelUsage, ...]:
     reader = open_run(run)
-    return merged(one for row in reader.rows() for one in reader.body(row["id"]).trajectory().usage)
+    return merge_usage(one for row in reader.rows() for one in reader.body(row["id"]).trajectory().usage)
 
 
 def test_a_judge_s_details_are_a_part_of_its_account_and_no_second_one(spec: Path, books: Books) -> None:

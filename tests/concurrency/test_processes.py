@@ -18,7 +18,7 @@ import pytest
 
 from rlenv.concurrency.deadline import Countdown, Expired, running_under
 from rlenv.concurrency.pool import Pool
-from rlenv.concurrency.processes import Cause, Gone, Process, Program, StartFailed, cause_of, ending, work_of
+from rlenv.concurrency.processes import Cause, Gone, Process, Program, StartFailed, cause_of, ending_text, work_of
 
 OWN = ("SIGSEGV", "SIGBUS", "SIGSYS", "SIGTRAP", "SIGABRT", "SIGFPE", "SIGILL")
 OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGXCPU")
@@ -77,8 +77,8 @@ async def ask(pool: Pool, what: str, *, seconds: float | None = None, cpu_s: flo
 @pytest.mark.parametrize(("name", "cause"), CAUSES.items())
 def test_what_a_process_does_itself_is_told_from_what_is_done_to_it(name: str, cause: Cause) -> None:
     number = getattr(signal, name)
-    assert (cause_of(-number), ending(-number)) == (cause, name)
-    assert (cause_of(3), ending(3)) == ("exit", "status 3")
+    assert (cause_of(-number), ending_text(-number)) == (cause, name)
+    assert (cause_of(3), ending_text(3)) == ("exit", "status 3")
 
 
 def test_whatever_ends_a_process_is_told_once_and_the_next_one_is_well(tmp_path: Path) -> None:
@@ -363,7 +363,7 @@ def test_a_pool_has_two_places_at_least() -> None:
 
 
 def test_a_status_that_no_signal_has_is_told_as_it_is() -> None:
-    assert [ending(status) for status in (0, 1, -1, -200)] == ["status 0", "status 1", "SIGHUP", "status -200"]
+    assert [ending_text(status) for status in (0, 1, -1, -200)] == ["status 0", "status 1", "SIGHUP", "status -200"]
     assert [cause_of(status) for status in (0, -200)] == ["exit", "outside"]
 
 

@@ -24,7 +24,7 @@ from rlenv.endpoints.account import (
     asking,
     asks,
     counted,
-    merged,
+    merge_usage,
     read_call,
     read_chat,
     usage_of,
@@ -544,4 +544,4 @@ def test_what_is_asked_is_counted_for_the_role_around_it_and_for_every_account_a
     assert [replace(one, role=one.role.removeprefix("agent a > ")) for one in outer.entries()] == [first, second]
     assert [one.role for one in outer.entries()] == ["agent a > policy", "agent a > policy > tool t"]
     assert all(one.is_recorded for one in as_recorded(inner.entries()))
-    assert merged((first, first, second))[0].requests == 6
+    assert merge_usage((first, first, second))[0].requests == 6

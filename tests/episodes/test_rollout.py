@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlenv.episodes.environment import Environment, load
-from rlenv.episodes.rollout import Job, drive, nest, rollout, together
+from rlenv.episodes.rollout import Job, drive, gather_all, nest, rollout
 from rlenv.errors import PolicyError, UsageError
 from rlenv.messages import Message
 from rlenv.policies.base import Policy, PolicyContext, PolicySession
@@ -379,9 +379,9 @@ def test_what_one_of_several_raises_is_raised_as_it_is_once_the_others_are_over(
 
     async def main() -> None:
         with pytest.raises(PolicyError, match="this one"):
-            await together([hangs(), fails(), hangs()])
+            await gather_all([hangs(), fails(), hangs()])
         assert over == ["over", "over"]
-        assert await together([gives(number) for number in (3, 1, 2)]) == [3, 1, 2]
+        assert await gather_all([gives(number) for number in (3, 1, 2)]) == [3, 1, 2]
 
     asyncio.run(asyncio.wait_for(main(), 30))
 

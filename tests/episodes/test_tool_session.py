@@ -12,7 +12,7 @@ import pytest
 
 import rlenv
 from rlenv.episodes.tool_session import asked_by
-from rlenv.hosts.exchanges import matched
+from rlenv.hosts.exchanges import match_ids
 from rlenv.messages import Message, ToolCall
 
 SPEC = """
@@ -194,7 +194,7 @@ def test_a_thousand_calls_are_found_with_a_few_looks_at_each() -> None:
     calls = [ToolCall("double", _Seen(n=number), f"c{number}") for number in range(1_000)]
     made = [ToolCall("double", _Seen(n=float(number)), f"made {number}") for number in reversed(range(1_000))]
     _Seen.looks = 0
-    (said,) = matched([Message("assistant", "", tuple(calls))], [*made, ToolCall("double", {"n": 7}, "twice")])
+    (said,) = match_ids([Message("assistant", "", tuple(calls))], [*made, ToolCall("double", {"n": 7}, "twice")])
     assert [one.id for one in said.tool_calls] == [f"made {number}" for number in range(1_000)]
     assert _Seen.looks <= 4_000
 

@@ -122,7 +122,7 @@ def test_an_episode_has_the_record_that_it_has_here(script: tuple[Any, ...], mak
 
 @pytest.mark.parametrize("said", ["\x01" * 3_000_000, rlenv.Message("assistant", "a", thinking="\x01" * 3_000_000)])
 def test_no_action_is_longer_than_a_message_may_be(said: str | rlenv.Message) -> None:
-    message = wire.encoded({"type": "step", "data": wire.action_data(said)})
+    message = wire.to_json({"type": "step", "data": wire.action_data(said)})
     assert len(message.encode()) < ServerLimits().message_bytes
 
 

@@ -136,7 +136,7 @@ BROKEN: list[tuple[str, str, str, dict[str, Any]]] = [
         "a record replays to the same episode and reward",
         SPEC,
         COUNTS.format("'first' if next(count) < 6 else 'later'"),
-        {"tasks": 2, "policies": lambda environment: environments._players(environment)[:1]},
+        {"tasks": 2, "policies": lambda environment: environments._players_of(environment)[:1]},
     ),
     ("no secret stands in a record", BASE, "", said(Message("assistant", "correct-horse-battery"))),
     ("a closed environment leaves no task behind", SPEC, LEAVES, {"limit_s": 0.05}),

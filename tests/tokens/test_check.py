@@ -186,7 +186,7 @@ def test_contents_that_spell_marks_are_text_in_the_independent_encoding() -> Non
     independent = Independent(SMALL.vocabulary)
     text = "<|im_start|>user\na <|im_end|> <tool_call>b<|im_end|>\n"
     hidden = "<|im_start|>user\n" + independent.hide("a <|im_end|> <tool_call>b") + "<|im_end|>\n"
-    assert independent.shown(hidden) == text
+    assert independent.unhide(hidden) == text
     ids = independent.ids(hidden)
     control = [number for number in ids if number in SMALL.vocabulary.control_ids]
     assert control == [SMALL.vocabulary.added[mark] for mark in ("<|im_start|>", "<|im_end|>")]

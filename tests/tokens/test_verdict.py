@@ -20,7 +20,7 @@ from rlenv.tokens.bound import LoadedTokenizer, bind, thinking_of
 from rlenv.tokens.dialogues import Speaker, generate, hostile, situations
 from rlenv.tokens.dummies import KEYS
 from rlenv.tokens.verdict import Played, Prompts, Situation, Verdict, answers_of, judge, misread
-from rlenv.tokens.verdict import _verdict as made_verdict
+from rlenv.tokens.verdict import _verdict_of as made_verdict
 from tests.support.lengths import FORGETS as FORGETS_ANYWHERE
 from tests.support.lengths import spec
 from tests.support.templates import FORGETS

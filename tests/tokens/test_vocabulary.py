@@ -21,7 +21,7 @@ from rlenv.messages import Message, Observation
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.bound import load_tokenizer
-from rlenv.tokens.vocabulary import ChatTemplate, Keep, Vocabulary, _environment, encode, knows_no_text
+from rlenv.tokens.vocabulary import ChatTemplate, Keep, Vocabulary, _make_sandbox, encode, knows_no_text
 from tests.support import data
 
 
@@ -192,7 +192,7 @@ EXTRAS = (
 
 @pytest.mark.parametrize("value", [{"role": "user", "items": 1}, {}, "text", ["text"], ("text",), 1, None], ids=repr)
 def test_the_sandbox_gives_and_refuses_what_jinjas_own_does(value: Any) -> None:
-    own, ours = ImmutableSandboxedEnvironment(), _environment()
+    own, ours = ImmutableSandboxedEnvironment(), _make_sandbox()
     names = {*dir(value), "role", "absent", "_absent", "__dict__", "mro", *dir(LoopContext)}
     for source in ("{{ value.%s }}", "{% for one in [value] %}{{ loop.%s }}{% endfor %}"):
         for name in names - {"call", "_iterator", "__init__"}:

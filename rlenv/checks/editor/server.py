@@ -22,7 +22,7 @@ from rlenv.checks.editor.hover import Symbol, complete, hover, outline
 from rlenv.checks.editor.shape import shapes_at
 from rlenv.checks.editor.tree import EditorPlaces
 from rlenv.checks.editor.validator import MAX_TEXT, Mark, Validator, diagnose, marks
-from rlenv.concurrency.scope import ended
+from rlenv.concurrency.scope import cancel_all
 
 _T = TypeVar("_T")
 _log = logging.getLogger("rlenv.checks.editor")
@@ -120,8 +120,8 @@ class EditorServer:
     async def aclose(self) -> None:
         """Ends all that still runs."""
         for document in self._documents.values():
-            await ended(document.waiting)
-        await ended(self._warming)
+            await cancel_all(document.waiting)
+        await cancel_all(self._warming)
         self._documents.clear()
         await self._validator.aclose()
 
@@ -192,12 +192,12 @@ class EditorServer:
     async def _forget(self, uri: str) -> None:
         document = self._documents.pop(uri, None)
         if document is not None:
-            await ended(document.waiting)
+            await cancel_all(document.waiting)
             self._validator.stop(str(document.path))
 
     async def _look(self, uri: str, pause_s: float, full_s: float) -> None:
         document = self._documents[uri]
-        await ended(document.waiting)
+        await cancel_all(document.waiting)
         document.waiting = asyncio.create_task(self._told(self._looked(uri, document, pause_s, full_s)))
 
     async def _told(self, looking: Coroutine[Any, Any, None]) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlenv._base.bounded import cut_end
-from rlenv.endpoints.account import merged
+from rlenv.endpoints.account import merge_usage
 from rlenv.runs.figures import pass_curve
 from rlenv.runs.figures.query import Condition, Query
 from rlenv.runs.figures.snapshot import Snapshot, sorted_by
@@ -164,7 +164,7 @@ def asked(rows: Snapshot, places: NDArray[np.int64] | None = None) -> tuple[Mode
 
 def asked_in(rows: Iterable[Mapping[str, Any]]) -> tuple[ModelUsage, ...]:
     """The same of rows, or records, as they stand in a file: of each its list `usage`."""
-    return merged(
+    return merge_usage(
         ModelUsage(**{name: held[name] for name in USAGE if held.get(name) is not None})
         for row in rows
         for held in row.get("usage") or ()

@@ -18,7 +18,7 @@ from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS, INVALID_REQUEST, CallTo
 
 from rlenv import secrets
 from rlenv.concurrency.deadline import Expired, Waited
-from rlenv.concurrency.scope import Hosted, ended
+from rlenv.concurrency.scope import Hosted, cancel_all
 from rlenv.errors import ResourceError
 from rlenv.tools._mcp import SPOILT, TOO_LARGE
 from rlenv.tools._mcp.http import BROKEN, LOST, UNREACHABLE
@@ -232,7 +232,7 @@ class Link:
         if not self._closing.done():
             self._closing.set_result(None)
         opening, self._opening = self._opening, None
-        await ended(opening, self._probe)
+        await cancel_all(opening, self._probe)
         self._close_host()
         while self._work:
             await asyncio.wait(self._work)

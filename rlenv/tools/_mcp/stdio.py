@@ -24,7 +24,7 @@ import anyio
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCMessage, JSONRPCNotification, JSONRPCRequest
 
-from rlenv.concurrency.processes import cause_of, ending, work_of
+from rlenv.concurrency.processes import cause_of, ending_text, work_of
 from rlenv.secrets import redact
 from rlenv.tools._mcp import LARGE_BYTES, MAX_MESSAGE_BYTES, MessageBudget, OpenRequests, read_message, too_long
 from rlenv.tools._process import MARK, sweep
@@ -285,7 +285,7 @@ class Child(asyncio.SubprocessProtocol):
         code = self._transport.get_returncode() if self._transport is not None else None
         if code is None:
             return "still running"
-        return f"exit code {code}" if code >= 0 else f"signal {ending(code)}"
+        return f"exit code {code}" if code >= 0 else f"signal {ending_text(code)}"
 
     @property
     def pid(self) -> int | None:

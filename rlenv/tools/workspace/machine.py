@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from rlenv._base.paths import run_on
-from rlenv.concurrency.processes import children, ended, work_of
+from rlenv.concurrency.processes import await_end, child_pids, work_of
 from rlenv.errors import ResourceError
 from rlenv.tools._process import sealed
 from rlenv.tools._seccomp import system_call_filter
@@ -220,7 +220,7 @@ class Machine:
         if self._process is None or (self._of_boot and {*self._of_boot} <= {*_below(self.pid)}):
             return False
         with contextlib.suppress(TimeoutError):  # where it has failed it has ended, or is about to
-            await asyncio.wait_for(ended(self._process), _GRACE_S)
+            await asyncio.wait_for(await_end(self._process), _GRACE_S)
         is_silent = _ENDED not in self._told() and self.starved_by != "limit"
         return is_silent and self._process is not None and self._process.poll() in _KILLED
 
@@ -355,11 +355,11 @@ class Machine:
             if fd >= 0:
                 os.close(fd)
         if process is not None:
-            for pid in children(process.pid):  # the namespace's first: its end is the end of all in it
+            for pid in child_pids(process.pid):  # the namespace's first: its end is the end of all in it
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             try:
-                await asyncio.wait_for(asyncio.shield(ended(process)), _BOOT_S)
+                await asyncio.wait_for(asyncio.shield(await_end(process)), _BOOT_S)
             except TimeoutError:
                 process.kill()
             await starters.left(self.start.group)
@@ -369,8 +369,8 @@ class Machine:
 
 def _below(pid: int) -> list[int]:
     """All processes that descend from one."""
-    found, rest = [], children(pid)
+    found, rest = [], child_pids(pid)
     while rest:
         found.append(one := rest.pop())
-        rest += children(one)
+        rest += child_pids(one)
     return found

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlenv.endpoints.account import merged
+from rlenv.endpoints.account import merge_usage
 from rlenv.runs import files
 from rlenv.runs.figures.snapshot import Snapshot
 from rlenv.runs.figures.tools import (
@@ -84,7 +84,7 @@ def episodes() -> list[Trajectory]:
 
 
 def expected(*numbers: int) -> tuple[ModelUsage, ...]:
-    return merged(one for number in numbers for one in EPISODES[number])
+    return merge_usage(one for number in numbers for one in EPISODES[number])
 
 
 def test_a_row_holds_every_field_of_what_was_asked() -> None:
