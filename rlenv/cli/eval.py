@@ -33,7 +33,7 @@ from rlenv.tasks.rows import seed_of
 from rlenv.trajectory import Trajectory
 
 _WORST: Final = 5
-"""So many episodes are named to look at."""
+"""The most episodes that are named to look at."""
 _OPTIONS: Final = (
     *("split", "n", "k", "concurrency", "seed", "until_width"),
     *("out", "resume", "overwrite", "record", "tape", "prices", "max_cost"),
@@ -165,7 +165,7 @@ def _show_figures(table: Table, environment: Environment, summary: Summary) -> N
 
 
 def _show_passes(table: Table, name: str, passes: Mapping[int, PassAtK]) -> None:
-    """Of powers of two, and of all samples."""
+    """The rows of pass@k: for k of powers of two, and of all samples."""
     for k, passed in passes.items():
         if k & (k - 1) and k != max(passes):
             continue

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rlenv.runs.folder import KeptRun
 
 _NEW = 10_000
-"""So many new objects are looked through at once."""
+"""The number of new objects that the garbage collector looks through at once."""
 
 
 def token_in(variable: str | None) -> str:

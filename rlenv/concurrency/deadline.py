@@ -57,7 +57,7 @@ def _reason_of(error: BaseException | None) -> str:
 # What may wait runs in a task of its own from the start. `asyncio.timeout` and anyio's scopes cancel the task that they
 # were opened in: were that the caller's, those of a coroutine that is left behind would cancel the caller later.
 async def _outcome_of(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
-    """Its return value, or its exception: a task hands SystemExit to its loop, and what nobody retrieves to the log."""
+    """A coroutine's result or exception: a task hands SystemExit to its loop, and what nobody retrieves to the log."""
     try:
         return await coroutine, None
     except BaseException as error:

@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 _K = TypeVar("_K", bound=Hashable)
 Sleep = Callable[[float], Awaitable[object]]
 POLICY: Final = "policy "
-"""What the place of a policy's request begins with."""
+"""The beginning of the place of a policy's request."""
 
 
 class Event(NamedTuple):
@@ -69,7 +69,7 @@ class Event(NamedTuple):
     is_local: bool = False
 
     def ended(self, outcome: str, response: Any = None, reason: str = "") -> Event:
-        """The same with what came of it."""
+        """The event with its outcome and its response."""
         return self._replace(outcome=outcome, response=response, reason=reason)
 
 

@@ -220,9 +220,9 @@ class Process:
         self.socket = ours
         self.is_ready = False
         self.is_busy = False
-        """It owes an answer: a process that is left then has to be killed."""
+        """True while an answer is owed: a process that is left then has to be killed."""
         self.holds = ""
-        """What it has open, in its user's words."""
+        """The key of what the process has open, in its user's words."""
         self._program = program
         self._started = time.monotonic()
         self._received = bytearray()

@@ -159,7 +159,7 @@ def receive_frame(host: socket.socket) -> tuple[bytes | None, int | None]:
 
 
 def _read_exactly(host: socket.socket, size: int) -> bytes:
-    """So many bytes, or fewer at the end."""
+    """The next `size` bytes of a socket, or fewer at its end."""
     found = bytearray()
     while len(found) < size and (piece := host.recv(min(size - len(found), 1 << 20))):
         found += piece

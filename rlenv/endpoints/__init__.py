@@ -407,7 +407,7 @@ class _Problem:
     is_cut: bool = False
 
     def behind(self, earlier: _Problem) -> _Problem:
-        """What tries tell together: one that a limit of rate bars nothing of what an earlier one asked."""
+        """The problem of all tries: one that a limit of rate bars says nothing of what an earlier one asked."""
         was_had = earlier.is_garbled or earlier.status not in BARRED or isinstance(earlier.cause, TimeoutError)
         told = earlier if self.status == 429 and was_had else self
         return replace(told, is_cut=earlier.is_cut or self.is_cut)

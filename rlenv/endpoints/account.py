@@ -279,7 +279,7 @@ class Account:
         return tuple(self._entries.values()) if self._entries else ()
 
     def barred(self, seconds: float) -> str:
-        """What kept the policy from its server for a tenth of so many seconds, or longer; "" where nothing did."""
+        """The reason that kept the policy from its server for a tenth of so many seconds, or longer; "" for none."""
         barred_s = self.barred_s + (time.monotonic() - self._since if self._barring else 0.0)
         told = f"limits of rate, or no connection, took {barred_s:.3g} of the episode's {seconds:.3g} s"
         return told if 0.0 < _BARRED_SHARE * seconds <= barred_s else ""

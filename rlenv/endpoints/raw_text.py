@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Around = Callable[[Callable[..., Awaitable[Completion]]], Awaitable[Completion]]
 _MOST_ENDS: Final = 4
-"""How many stop texts the OpenAI API takes."""
+"""The most stop texts that the OpenAI API takes."""
 _OWN_FIELDS: Final = ("skip_special_tokens", "spaces_between_special_tokens", "add_special_tokens")
 """Fields of these requests that are not the OpenAI API's."""
 

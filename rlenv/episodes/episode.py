@@ -82,17 +82,17 @@ class Episode:
     _user: Conversation | None = None
     _chars: int = 0
     _replies: int = 0
-    """How many times the user has replied, where that brings tools."""
+    """The number of the user's replies, where these bring tools."""
     _invalid_streak: int = 0
     _heard: int = 0
-    """How many turns there were when the user replied last."""
+    """The number of turns when the user replied last."""
     _started: float = 0.0
     _trajectory: Trajectory | None = None
     _is_open: bool = False
     _is_stepping: bool = False
     _is_ending: bool = False
     _sampled: Sampled = _UNSAID
-    """What the sampler said of the action that is being taken."""
+    """The sampler's facts of the action that is being taken."""
 
     def __post_init__(self) -> None:
         parts, self.limits = self.environment.parts, self.environment.limits

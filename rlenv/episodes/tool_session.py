@@ -202,7 +202,7 @@ class Pile:
 
 
 def asked_by(call: ToolCall | MalformedCall) -> Hashable:
-    """What is equal of calls that ask the same: the name, and the arguments whatever their order (1 is 1.0)."""
+    """A key that is equal for calls that ask the same: name, and arguments in any order (1 is 1.0)."""
     return (call.name or "", _freeze(call.arguments) if isinstance(call, ToolCall) else None)
 
 

@@ -52,7 +52,7 @@ class EpisodeTools:
         self.resources: Mapping[str, Any] = {}
         """The opened resources by name."""
         self.made = 0
-        """How many of the policy's calls were run; those over a limit are not."""
+        """The number of the policy's calls that were run; those over a limit are not."""
         self.task = task
         self.seed = seed
         self.begun = 0.0
@@ -67,7 +67,7 @@ class EpisodeTools:
         """The tools that the policy may call now, and those that the prompt shows."""
         self._environment = environment
         self._end = ""
-        """How a call that a tool made has ended the episode."""
+        """The end of the episode by a call that a tool made."""
         self._made_in_turn = 0
         self._scope: Scope | None = None
         self._stack: AsyncExitStack | None = None

@@ -46,7 +46,7 @@ class Exchange:
 
     @property
     def message(self) -> Message:
-        """What the model wrote, its calls under the environment's own names and without those of the agent's tools.
+        """The model's message, its calls under the environment's own names and without those of the agent's tools.
 
         A name that was not offered is the model's mistake, and stays.
         """

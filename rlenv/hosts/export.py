@@ -109,7 +109,7 @@ def verifiers_files(environment: Environment) -> Files:
 FORMS: Final[Mapping[str, Callable[[Environment], Files]]] = {
     "openenv": openenv_files, "nemo-gym": nemo_gym, "verifiers": verifiers_files
 }  # fmt: skip
-"""What each host's folder is made by."""
+"""The function that makes each host's folder."""
 
 
 def _make_manifest(environment: Environment, earned: float | None) -> dict[str, Any]:

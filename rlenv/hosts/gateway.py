@@ -59,16 +59,16 @@ _MOST_FAREWELLS: Final = 3
 _MOST_RECEIVED: Final = 256_000_000
 """Characters of all requests of one episode, which are kept until it has ended."""
 MOST_AT_ONCE: Final = 8
-"""So many requests of one episode are asked at once, the others in turn: others wait for the same server."""
+"""The most requests of one episode that are asked at once, the others in turn: others wait for the same server."""
 _MOST_VALUES: Final = 60_000
-"""Of JSON in one request, some 7,500 messages with calls: a history is read on the loop, message by message."""
+"""The most JSON values of a request, some 7,500 messages with calls: the event loop reads each message."""
 _MOST_RESPONSES: Final = 1_000
 _CHAT: Final = "/chat/completions"
 
 
 @dataclass(slots=True)
 class Recorded:
-    """What an agent asked in one episode, and was answered."""
+    """The requests of an agent in one episode, and their answers."""
 
     exchanges: list[Exchange] = field(default_factory=list)
     responses: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
@@ -80,9 +80,9 @@ class Recorded:
     """The tools and messages of the last request, each with what the model's server was sent of it."""
     places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_AT_ONCE))
     farewells: int = 0
-    """How many requests came behind the end."""
+    """The number of requests behind the end."""
     scored: list[Exchange] = field(default_factory=list)
-    """Those whose messages are the transcript that was scored."""
+    """The exchanges whose messages are the transcript that was scored."""
     waiting: list[dict[str, Any]] = field(default_factory=list)
     """Requests that the model's server has not answered yet."""
     refused: Mapping[str, Any] | None = None

@@ -17,7 +17,7 @@ from rlenv.errors import RlenvError
 from rlenv.hosts.wire import to_json
 
 MOST_BYTES: Final = 16_000_000
-"""Of a request's body."""
+"""The most bytes of a request's body."""
 _MOST_VALUES: Final = 400_000  # hosts of trainers send a long context's ids along, and log-probabilities
 _LARGE_BYTES: Final = 256_000
 """A longer body is read in a thread, and not in one pass of the loop with what is done with it."""
@@ -141,7 +141,7 @@ class Silent:
         self._seen: dict[tuple[Any, int], float] = {}
 
     def since(self, connections: Iterable[Any], now: float) -> list[Any]:
-        """Those that have been silent for too long by now."""
+        """The connections that have been silent for too long by now."""
         idle = [(one, one._request_count) for one in connections if one._current_request is None]
         self._seen = {key: self._seen.get(key, now) for key in idle}
         return [one for (one, _), begun in self._seen.items() if now - begun >= _SILENT_S]

@@ -62,7 +62,7 @@ class HttpSessions:
         self._server = server
         self._held: dict[str, _Held] = {}
         self._closed: dict[str, dict[str, Any]] = {}
-        """How sessions of tools have ended, for whoever asks again: a judge may take longer than a client waits."""
+        """The ends of sessions of tools, for clients that ask again: a judge may take longer than a client waits."""
         self._sweeping: asyncio.Task[None] | None = None
 
     def routes(self, prefix: str) -> list[web.RouteDef]:

@@ -71,7 +71,7 @@ class Board:
 
     @staticmethod
     def size_of(workers: int) -> int:
-        """Bytes of the counts of so many."""
+        """The bytes that the counts of so many workers take."""
         return workers * _COUNTS * 8
 
     def add(self, kind: int, change: int = 1) -> None:
@@ -101,12 +101,12 @@ class Slots:
 
     @property
     def active(self) -> int:
-        """How many places are taken."""
+        """The number of places that are taken."""
         return self._board.own(ACTIVE)
 
     @property
     def waiting(self) -> int:
-        """How many wait for a place."""
+        """The number of sessions that wait for a place."""
         return sum(not one.done() for one in self._waiting)
 
     async def take(self, wait_s: float) -> bool:
@@ -316,4 +316,4 @@ _SAID: Final[Mapping[str, Any]] = {
         "paths": {path: {method: _DONE} for method, paths in _PATHS.items() for path in paths},
     },
 }
-"""What is answered whatever is served."""
+"""The answers that are the same whatever is served."""

@@ -226,7 +226,7 @@ class _Reading:
             yield from value.items()
 
     def _parse_text(self, text: str) -> Any:
-        """What a text stands for: a JSON value, or a list of calls."""
+        """The value that a text stands for: of JSON, or a list of calls."""
         text = text.strip()
         if text[:1] in ("{", "["):
             with suppress(ValueError):
@@ -316,7 +316,7 @@ HARMLESS: Final = "harmless "
 
 
 def harmless(chars: int) -> str:
-    """As many harmless characters as a text has, and some: a server may fail at how much there is."""
+    """Harmless text, a little longer than a given one: a server may fail at the length alone."""
     return HARMLESS * (1 + chars // len(HARMLESS))
 
 

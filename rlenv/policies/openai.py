@@ -100,7 +100,7 @@ class OpenAIPolicy:
         self.seeded, self.asks_beside, self._endpoint, self._http = seeded, asks_beside, endpoint, http
         self._client: Client | None = None
         self.falls = Scope()
-        """What the episodes know of a server that their words may fell."""
+        """The episodes' knowledge of a server that their words may fell."""
         self.lost: EndpointError | None = None
         """The latest failure that ended an episode."""
 
@@ -232,7 +232,7 @@ class _Session:
         self._most = sampling.max_tokens
         self._text = ""
         self._first = 0
-        """How many messages the episode began with, once they were answered."""
+        """The number of messages that the episode began with, once they were answered."""
         self._is_over, self._actions = False, ""
         self._seen = 0
         self._asking: Sequence[Message] | None = None

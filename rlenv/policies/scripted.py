@@ -80,7 +80,7 @@ _threads: Final = ThreadPool(size=64)
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What is left of a step for one of its items."""
+    """The rest of a step, for one of its items."""
 
     index: int
     step: OracleStep
@@ -195,7 +195,7 @@ class OracleSession:
 
 
 async def _send_to(running: Any, value: Any) -> Any:
-    """What a generator gives next, None where it has ended."""
+    """The next value of a generator, None where it has ended."""
     if not inspect.isasyncgen(running):
         return await _threads.run(partial(resume_with, running, value))
     with suppress(StopAsyncIteration):
@@ -204,7 +204,7 @@ async def _send_to(running: Any, value: Any) -> Any:
 
 
 def resume_with(running: Generator[Any, Any, Any], value: Any) -> Any:
-    """What a generator gives next once it was sent `value`; None where it has ended."""
+    """The next value of a generator that is sent `value`; None where it has ended."""
     try:
         return running.send(value)
     except StopIteration:

@@ -204,7 +204,7 @@ def merge_late_facts(segments: Mapping[str, pa.Table]) -> pa.Table:
 def latest_values(
     parts: Mapping[str, pa.Table], live: Mapping[str, Sequence[Mapping[str, Any]]], column: str
 ) -> dict[str, Any]:
-    """By id, what the facts of sealed and of open segments, in that order, say last of a column."""
+    """By id, the last value of a column in the facts of sealed and then of open segments."""
     found: list[tuple[float, str, str, Any]] = []
     for name, rows in live.items():
         said = (row for row in rows if row.get(column) is not None)

@@ -41,7 +41,7 @@ __all__ = ["STOP", "Attempt", "KeptRun", "Kind", "RunInfo", "State", "check_out"
 __all__ += ["read_info", "write_info"]
 
 Kind = Literal["eval", "train", "play", "replay", "rescore", "sft"]
-"""Of these `sft` alone plays no episodes: its folder is no run to whatever reads those."""
+"""The kinds of runs; `sft` alone plays no episodes, so that readers of episodes take its folder for no run."""
 State = Literal["running", "ended", "stopped", "failed", "lost"]
 
 STOP: Final = "stop"

@@ -330,7 +330,7 @@ class Blobs:
         self._run, self._writer = run, writer
         self.written = 0
         self.fresh: list[Path] = []
-        """Those that the machine was not yet asked to keep."""
+        """The files that the machine was not yet asked to sync."""
 
     def take_out(self, *texts: bytes) -> tuple[list[bytes], list[str]]:
         """JSON texts of one body with the names of their images and long texts in their places, and these names.

@@ -170,7 +170,7 @@ def _replacing_file(path: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def part_errors(path: Path) -> Iterator[None]:
-    """Whatever Arrow finds wrong with a part, as one error that names it; a journal's bodies are read without Arrow.
+    """Raises what Arrow finds wrong with a part as one error that names it; a journal's bodies are read without.
 
     Raises:
         UsageError: in the place of what was found.

@@ -26,7 +26,7 @@ _LARGE: Final = 1_000_000
 _PLACE: Final = ("environment", "split", "task", "sample", "step", "mode")
 """Columns that say which sample a row is of."""
 _LOOKS: Final = 8
-"""How often a refresh looks again where something was sealed or packed under its hands."""
+"""The most times that a refresh looks again because something was sealed or packed meanwhile."""
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class RunReader:
         self._packed: dict[str, tuple[str, int, int]] = {}
         """By segment: the packed part that holds it, its first row there, and its first body."""
         self._moved: dict[str, tuple[str, int, int]] = {}
-        """The same of what was packed since the last look: the rows stay as they are until the next one."""
+        """As `_packed`, for what was packed since the last look: the rows stay as they are until the next one."""
         self._open: dict[str, _Open] = {}
         self._late_parts: dict[str, pa.Table] = {}
         self._late_open: dict[str, _Open] = {}

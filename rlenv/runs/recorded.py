@@ -52,7 +52,7 @@ def recorded(name: str | Path) -> list[Trajectory]:
 
 
 def episodes_with_ids(name: str | Path, count: int | None = None) -> list[tuple[str, Trajectory]]:
-    """The same, the first `count` of them, each with its id; those of a file have none ("").
+    """As `recorded`, the first `count` episodes, each with its id; those of a file have none ("").
 
     Raises:
         UsageError: as `recorded`.
@@ -69,7 +69,7 @@ def episodes_with_ids(name: str | Path, count: int | None = None) -> list[tuple[
 
 
 def episodes_with_facts(name: str | Path) -> list[tuple[Facts | None, Trajectory]]:
-    """The same, each with the step, sample, mode and group of its row; None for those of a file, which have none.
+    """As `recorded`, each with the step, sample, mode and group of its row; None for those of a file.
 
     Raises:
         UsageError: as `recorded`.
@@ -221,7 +221,7 @@ _LOOK: Final = 32_000_000
 _CHUNK: Final = 4_096
 """Rows that are kept as they were read, before they go into a table, which takes a tenth of the memory."""
 _KNOWN: Final = 4_096
-"""Bytes at the beginning and the end of what was read by which a file is known again."""
+"""Bytes at the beginning and the end of what was read, by which the file is recognised later."""
 _log = logger("rlenv.runs.recorded")
 
 

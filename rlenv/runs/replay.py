@@ -133,7 +133,7 @@ def _compare_replay(one: Replayed) -> Replayed:
 
 
 def _changed_files(one: Trajectory) -> list[Mapping[str, Any]]:
-    """By term and path, what of an episode's files in machines tells whether they are the same."""
+    """By term and path, the kind and digest of each file that an episode changed in machines."""
     terms = [one.reward.terms[name].details.get("changed") or () for name in sorted(one.reward.terms)]
     return [{str(each.get("path")): (each.get("kind"), each.get("sha256")) for each in term} for term in terms]
 

@@ -49,7 +49,7 @@ class Reply:
 
 
 _DEFAULT_TOKENS: Final = 16
-"""What a completion server writes where no limit is given."""
+"""The tokens that a completion server writes where no limit is given."""
 
 Given = str | Message | Sampled | Reply
 Answer = Callable[[Mapping[str, Any]], Given | Awaitable[Given]]
@@ -444,4 +444,4 @@ MODES: Final[Mapping[str, _Mode]] = MappingProxyType(
         "no status": lambda h, b: h.give(b"{}", 999),
     }
 )
-"""How HostileEndpoint answers, by name."""
+"""The answers of HostileEndpoint, by name."""

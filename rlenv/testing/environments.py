@@ -198,7 +198,7 @@ class _Laws:
             return episode.trajectory, steps
 
     async def play_side_by_side(self, jobs: Sequence[Job], alone: Sequence[Trajectory]) -> None:
-        """The same episodes, each twice and all at once."""
+        """States that episodes played twice, and all at once, are the same."""
         playing = rollout(self._environment, self._policy, [*jobs, *jobs], concurrency=2 * len(jobs))
         twice = await in_time(playing, "episodes side by side end in time", self._episode_s)
         for one, other in zip([*alone, *alone], twice, strict=True):

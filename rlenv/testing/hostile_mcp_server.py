@@ -209,7 +209,7 @@ MODES: Final[Mapping[str, Callable[[Any, str], _Reply]]] = {
     "daemon": _daemon,
     "environment": _environment,
 }  # fmt: skip
-"""What a call of `odd` gets, by name."""
+"""The answers to a call of `odd`, by name."""
 
 
 def _nested(depth: int) -> Any:
@@ -262,7 +262,7 @@ LISTING: Final[Mapping[str, Callable[[int], Any]]] = {
     "no start": lambda page: {},
     "huge start": lambda page: {},
 }  # fmt: skip
-"""How the start or the listing is spoiled, by name; a call of `odd` is answered as it should be."""
+"""The ways to spoil the start or the listing, by name; a call of `odd` is answered as it should be."""
 
 HTTP_MODES: Final = (
     "gzip bomb",
@@ -272,7 +272,7 @@ HTTP_MODES: Final = (
     "redirect",
     "wrong length",
 )
-"""What only a server over HTTP can do."""
+"""The modes that only a server over HTTP has."""
 
 
 class _Session:

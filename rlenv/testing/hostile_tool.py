@@ -123,7 +123,7 @@ OUTPUTS: Final[Mapping[str, Callable[[], Any]]] = MappingProxyType(
         **{f"raises {type(make()).__name__}": _raising(make) for make in _RAISED},
     }
 )
-"""What `hostile_tool` gives, by name."""
+"""The outputs of `hostile_tool`, by name."""
 
 
 def hostile_tool(what: str = "", seed: int = 0) -> Any:

@@ -306,7 +306,7 @@ class _Played:
 
 
 def _other_status(grows: bool) -> Status:
-    """What it is to go on otherwise than in one text that grows."""
+    """The status of a conversation that does not go on as one text that grows."""
     return "needless" if grows else "rewritten"
 
 

@@ -119,7 +119,7 @@ class TokenRows:
     async def add_observation_async(
         self, observation: Observation, *, said: Message | None = None, max_tokens: int | None = None
     ) -> bool:
-        """The same, with what takes long worked on in a thread so that the event loop is not held up.
+        """As `observe`, with slow work done in a thread so that the event loop is not held up.
 
         Nothing is appended when the wait is cancelled.
         """

@@ -245,7 +245,7 @@ class TokenTrajectory:
     async def add_observation_async(
         self, observation: Observation, *, max_tokens: int | None = None, said: Message | None = None
     ) -> bool:
-        """The same, with images, long contents and new shapes worked on in a thread, beside the event loop.
+        """As `observe`, with images, long contents and new shapes worked on in a thread, beside the event loop.
 
         Nothing is appended when the wait is cancelled.
         """

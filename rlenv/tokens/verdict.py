@@ -194,7 +194,7 @@ def _situations_of(encoder: TokenEncoder, played: Played) -> Iterator[Situation]
 def _later_situation(
     encoder: TokenEncoder, story: Story, before: TurnShape, turn: TurnShape, before_rare: bool, is_rare: bool
 ) -> Situation:
-    """What becomes of a turn behind another one, up to the third turn."""
+    """The situation of a turn behind another one, up to the third turn."""
     name = f"{_turn_words(turn)}, behind {_turn_words(before)}"
     found = _situation_of(encoder, story, turn, name, is_rare=before_rare or is_rare)
     if found.status == "grows":

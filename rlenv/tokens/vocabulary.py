@@ -134,7 +134,7 @@ class Signs:
 
 
 _KEPT, _KEPT_CHARS = 1_024, 8_192
-"""So many texts of at most so many characters are kept as ids: with four characters a token, 25 MB."""
+"""The number and length of texts whose ids are kept: with four characters a token, 25 MB."""
 
 
 class Vocabulary:

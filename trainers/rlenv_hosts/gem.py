@@ -36,7 +36,7 @@ class RlenvGem(Env):
         return self._inner.step(action)
 
     def spawn(self, same_state: bool = False, **given: Any) -> RlenvGem:
-        """Another one with the same options.
+        """Another environment with the same options.
 
         Raises:
             NotImplementedError: with the same state, which an episode cannot be copied with.

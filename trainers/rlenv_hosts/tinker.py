@@ -74,7 +74,7 @@ class RlenvEnv(Env):
         await self.sample.played.aclose()
 
     def add_late_reward(self, reward: float | None) -> float:
-        """What a group's terms add to the rewards that were given already."""
+        """The reward that a group's terms add to those that were given already."""
         if reward is None:
             raise InvalidReward("a term that compares the group could not be measured")
         return reward - self._paid

@@ -20,7 +20,7 @@ RUN_MARK = "RLENV_RUN_MARK"
 """The environment variable by which a run's processes are found; Ray hands it on to all that it starts."""
 
 DONE = b"done\n"
-"""What the driver writes when there is nothing left to guard."""
+"""The bytes that the driver writes when nothing is left to guard."""
 
 
 _SHARED = "/dev/shm"

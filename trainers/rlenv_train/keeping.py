@@ -174,7 +174,7 @@ class KeptEpisodes:
         return 0 if table is None else len(table)
 
     def spending(self) -> Spending:
-        """Their spending on models: judges, tools, users and agents; the policy that learns is none of these."""
+        """The episodes' spending on judges, tools, users and agents; the policy that learns is none of these."""
         if self._read_table() is None or self._reader is None:
             return Spending()
         return spending_of_usage(asked(Snapshot(self._reader)))
@@ -212,7 +212,7 @@ AFTER_S = 10.0
 """A wait is written down once it is longer than this."""
 
 EVERY_S = 2.0
-"""How often a process looks."""
+"""Seconds between two looks of a process."""
 
 STALE_S = 30.0
 """A file that was not written again for this long belongs to a process that is gone."""

@@ -29,7 +29,7 @@ _GRACE_S = 10.0
 How = Literal["finished", "failed", "time_limit", "interrupted"]
 
 EXIT_STATUS: Mapping[How, int] = {"finished": 0, "failed": 1, "time_limit": 1, "interrupted": 130}
-"""Of a command whose run ended so."""
+"""The exit status of a command whose run ended so."""
 
 STATES: Mapping[How, State] = {
     "finished": "ended",
@@ -240,7 +240,7 @@ class _Family:
         self._known: dict[int, psutil.Process | None] = {}
 
     def members(self) -> list[psutil.Process]:
-        """Those that are there now, this process left out."""
+        """The processes of the family that are there now, without this one."""
         found: dict[int, psutil.Process | None] = {}
         for pid in psutil.pids():
             known = self._known.get(pid)

@@ -83,7 +83,7 @@ class Underway:
         self.reset()
 
     def reset(self) -> None:
-        """Something else was printed."""
+        """Waits anew, since something else was printed."""
         self._last, self._patience = self._clock(), _PATIENCE_S
 
     def show(self, line: str) -> None:

@@ -64,7 +64,7 @@ class Rollout:
         self._control = control
         self.player: Player | None = None
         self.figures: list[EpisodeFigures] = []
-        """Of the last call's episodes, in the order of its prompts."""
+        """The figures of the last call's episodes, in the order of its prompts."""
 
     def rows(self, split: str, *, seed: int = 0, count: int | None = None) -> list[dict[str, Any]]:
         """The rows of a data set over a split of every spec: a prompt each, which is the address of an episode.

@@ -34,7 +34,7 @@ from rlenv_verl.run.model import first_model
 
 _SETTINGS: Final = yaml.safe_load(Path(__file__).with_name("settings.yaml").read_text(encoding="utf-8"))
 RUN: Final[Mapping[str, Any]] = {**_SETTINGS["run"], "keep_gb": KEEP_GB}
-"""What rlenv itself decides; `run.KEY=VALUE` replaces one."""
+"""The settings that rlenv itself decides; `run.KEY=VALUE` replaces one."""
 _OF_THE_RUN: Final = ("set", "model", "chat_template", "seed", "shuffle_rewards", "output", "validation_tasks")
 """Options that `--resume` does not take: they would make another run of it."""
 
@@ -358,7 +358,7 @@ def curves_of(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def curve_figures(logs: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Those of what TRL logs that are curves, by their labels."""
+    """The logged values of TRL that are curves, by their labels."""
     for key, value in logs.items():
         if key.endswith(("/success", "/reward")) and "rlenv/" in key:
             kind = "held-out" if key.startswith("eval_") else "training"

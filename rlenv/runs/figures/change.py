@@ -22,7 +22,7 @@ LEVEL: Final = 0.05
 """Below it a p counts as a change."""
 _SEED: Final = 7
 _EXACT: Final = 16
-"""So many tasks that changed, by any amounts, have all their signs tried: 65,536 ways."""
+"""The most changed tasks whose signs are all tried, whatever the amounts: 65,536 ways."""
 _DRAWS: Final = 20_000
 _CELLS: Final = 50_000_000
 """Additions that an exact distribution of whole numbers may take: a fifth of a second."""

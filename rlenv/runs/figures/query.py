@@ -281,7 +281,7 @@ def _column_mask(condition: Condition, column: pa.ChunkedArray, kind: str) -> ND
 
 
 def _number_mask(condition: Condition, values: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Nothing that is not known (not a number) compares with anything."""
+    """A mask of the numbers for which the condition holds; it holds for none that is NaN (not known)."""
     compare: dict[str, Any] = {"<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal}
     found = np.zeros(len(values), dtype=bool)
     for value in condition.values:

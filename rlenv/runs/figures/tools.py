@@ -163,7 +163,7 @@ def asked(rows: Snapshot, places: NDArray[np.int64] | None = None) -> tuple[Mode
 
 
 def asked_in(rows: Iterable[Mapping[str, Any]]) -> tuple[ModelUsage, ...]:
-    """The same of rows, or records, as they stand in a file: of each its list `usage`."""
+    """As `asked`, for rows or records as a file holds them: the list `usage` of each."""
     return merge_usage(
         ModelUsage(**{name: held[name] for name in USAGE if held.get(name) is not None})
         for row in rows

@@ -41,7 +41,7 @@ _LARGE_BYTES: Final = 200_000_000
 _LARGE_ROWS: Final = 100_000
 
 _LOGS: Final = ("-wal", ".wal")
-"""Of SQLite and of DuckDB."""
+"""The suffixes of the logs of SQLite and of DuckDB."""
 
 _HIDDEN: Final = frozenset(("api_key", "authorization", "env", "headers", "password", "secret", "token"))
 _NOT_SHOWN: Final = "(not shown)"

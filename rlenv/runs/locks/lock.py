@@ -82,7 +82,7 @@ class Lock:
         return hashlib.sha256(json_bytes(held)).hexdigest()[:12]
 
     def as_dict(self) -> dict[str, Any]:
-        """As its file holds it."""
+        """The lock as its file holds it."""
         return {"format": _FORMAT, **{one.name: getattr(self, one.name) for one in fields(self)}}
 
     def of_a_spec(self) -> Lock:

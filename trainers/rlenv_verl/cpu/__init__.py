@@ -78,7 +78,7 @@ class Drawing:
 
     @property
     def to_generated(self) -> Generated:
-        """All of it; `aborted` where it was still going on."""
+        """The whole sample; `aborted` where it was still going on."""
         return Generated(tuple(self.tokens), tuple(self.logprobs), self.finish or "aborted")
 
 

@@ -40,7 +40,7 @@ GRPO = "rlenv_grpo"
 """The advantage estimator that leaves masked episodes out of their group."""
 
 SHUFFLED = "_shuffled"
-"""What the name of a control ends in."""
+"""The end of the name of a control."""
 GRPO_SHUFFLED = GRPO + SHUFFLED
 
 

@@ -110,13 +110,13 @@ SAID = "rlenv_verl.loop.LostWorker: "
 """How the line of a log begins that names who died, by whichever way the trainer ended."""
 
 _EVERY_S = 5.0
-"""How often a process is asked whether it is there."""
+"""Seconds between two looks at whether a process is there."""
 
 _LEFT_S = 30.0
-"""How long the trainer is given to end by itself, where it still runs."""
+"""Seconds that a running trainer is given to end by itself."""
 
 LAST_S = 10.0
-"""How long a trainer whose batch has failed waits to hear who died: Ray answers for them within a second or two."""
+"""Seconds that a trainer whose batch has failed waits to hear who died: Ray answers within a second or two."""
 
 _ON_PURPOSE = "ray.kill"
 """What stands in Ray's reason where the trainer itself ended an actor, as it does at its own end; Ray's error

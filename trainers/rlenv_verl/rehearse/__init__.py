@@ -60,7 +60,7 @@ class Filler:
     ids: Sequence[int]
 
     def draw(self, count: int, rng: random.Random) -> list[int]:
-        """So many of them."""
+        """A list of `count` filler tokens, drawn at random."""
         return rng.choices(self.ids, k=count) if count > 0 else []
 
 
@@ -159,7 +159,7 @@ class Evidence:
 
     @property
     def rows(self) -> list[Mapping[str, Any]]:
-        """The same of all steps."""
+        """The training rows of all steps."""
         return [entry for step in self.steps for entry in self.of_step(step)]
 
 

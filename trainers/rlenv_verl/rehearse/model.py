@@ -26,7 +26,7 @@ from rlenv_verl.run.model import longest_prompt
 from rlenv_verl.run.preflight import is_at_hand
 
 NAME = "rlenv_window"
-"""What `attn_implementation` calls it."""
+"""The name that `attn_implementation` has for it."""
 WINDOW = 2
 """Tokens that a token sees, itself included."""
 

@@ -165,7 +165,7 @@ def seeing(model: str) -> dict[str, Any]:
 
 
 _BLOCKING = frozenset({"model", "configuration", "tokenizer", "chat template"})
-"""What a model has to have before anything of a run can be measured."""
+"""The parts that a model has to have before anything of a run can be measured."""
 
 
 def lacking_of(

@@ -68,7 +68,7 @@ class TinyReport:
 
     @property
     def lines(self) -> list[str]:
-        """What was made, for people."""
+        """The lines that tell people what was made."""
         made = f"{self.parameters:,} parameters, {self.vocabulary} tokens, {self.warmup.steps} steps, loss"
         made = f"{made} {self.warmup.clean_loss:.3f} (clean) {self.warmup.mixed_loss:.3f} (mixed), {self.seconds:.0f} s"
         cut = f"there was time to play {', '.join(self.cut)}; a twentieth of --time-limit is for each spec"
