@@ -114,7 +114,7 @@ def collect(
         on_episode(pool.episodes)
 
     if policy is None:
-        for found in data.recorded(files, environment, split=settings.split):
+        for found in data.recorded_episodes(files, environment, split=settings.split):
             take(*found)
     else:
         files = [folder / data.TRAJECTORIES]
@@ -122,9 +122,9 @@ def collect(
     balances = settings.balance is not None
     chosen = data.choose(pool.candidates, per_task=settings.per_task, balances=balances, seed=settings.seed)
     with _Rows(folder) as rows:
-        for candidate, trajectory in _chosen(chosen, files):
+        for candidate, trajectory in _chosen_episodes(chosen, files):
             rows.add(trajectory, environment, encoder, source=_source(settings, files, candidate))
-    return CollectReport(folder, _finished(environment, encoder, settings, pool, chosen, rows))
+    return CollectReport(folder, _finish_rows(environment, encoder, settings, pool, chosen, rows))
 
 
 def _play(
@@ -152,7 +152,7 @@ def _play(
         )
 
 
-def _finished(
+def _finish_rows(
     environment: Environment, encoder: TokenEncoder, settings: Settings, pool: _Pool, chosen: data.Chosen, rows: _Rows
 ) -> Manifest:
     """Puts the rows in their place, and the manifest beside them. Raises UsageError: there are none."""
@@ -216,7 +216,7 @@ class _Pool:
         kind = "" if self._balance is None else self._kind(self._balance, trajectory)
         self.candidates.append(
             data.Candidate(
-                trajectory.split, trajectory.task_index, trajectory.seed, kind, _content(trajectory), file, at
+                trajectory.split, trajectory.task_index, trajectory.seed, kind, _content_digest(trajectory), file, at
             )
         )
 
@@ -231,7 +231,7 @@ class _Pool:
         raise UsageError(f"--balance: row {trajectory.task_index} has no column '{column}'", hint=hint)
 
 
-def _content(trajectory: Trajectory) -> bytes:
+def _content_digest(trajectory: Trajectory) -> bytes:
     """A digest of what a row holds: two samples of a task may be word for word the same."""
     said = [(turn.action, turn.token_ids, _answers(turn)) for turn in trajectory.turns]
     return hashlib.sha256(repr(([message.content for message in trajectory.messages], said)).encode()).digest()
@@ -315,7 +315,7 @@ def _conversation(trajectory: Trajectory) -> list[dict[str, Any]]:
     return messages
 
 
-def _chosen(chosen: data.Chosen, files: Sequence[Path]) -> Iterator[tuple[data.Candidate, Trajectory]]:
+def _chosen_episodes(chosen: data.Chosen, files: Sequence[Path]) -> Iterator[tuple[data.Candidate, Trajectory]]:
     sources = [data.EpisodeSource(path) for path in files]
     for candidate in chosen.taken:
         yield candidate, sources[candidate.file].at(candidate.at)

@@ -237,7 +237,7 @@ class Keep:
             return "invalid reward"
         if _is_cut(trajectory) and not self.keeps_cut:
             return "cut turn"
-        decided = self.expression(_figures(trajectory))
+        decided = self.expression(_episode_figures(trajectory))
         if decided is None:
             return "keep: unknown"
         return "" if decided else "keep: false"
@@ -248,7 +248,7 @@ def _is_cut(trajectory: Trajectory) -> bool:
     return trajectory.reason == "turn_tokens" or any(turn.was_cut or turn.parsed.is_cut for turn in trajectory.turns)
 
 
-def _figures(trajectory: Trajectory) -> Mapping[str, float | None]:
+def _episode_figures(trajectory: Trajectory) -> Mapping[str, float | None]:
     results = [result for turn in trajectory.turns for result in turn.results]
     own: dict[str, float | None] = {
         "success": None if trajectory.success is None else float(trajectory.success),
@@ -318,12 +318,12 @@ def rows_of(files: Sequence[str | Path]) -> Iterator[EncodedRow]:
         with Path(name).open("rb") as file:
             for number, line in enumerate(file, 1):
                 try:
-                    yield _row(json.loads(line))
+                    yield _read_row(json.loads(line))
                 except (ValueError, TypeError, KeyError) as error:
                     raise UsageError(f"{name}:{number}: no row of supervised data: {error}") from error
 
 
-def _row(read: Any) -> EncodedRow:
+def _read_row(read: Any) -> EncodedRow:
     ids, mask = read["input_ids"], read["loss_mask"]
     if not isinstance(ids, list) or not isinstance(mask, list) or len(ids) != len(mask):
         raise ValueError("input_ids and loss_mask have to be lists of one length")
@@ -359,7 +359,7 @@ def files_of(names: Sequence[str]) -> list[Path]:
     return found
 
 
-def recorded(
+def recorded_episodes(
     files: Sequence[Path], environment: Environment, *, split: str | None
 ) -> Iterator[tuple[Trajectory, int, int]]:
     """The episodes in files of records, each with the number of its file and the place of its line.
@@ -386,11 +386,11 @@ def _places(path: Path) -> Iterator[tuple[int, Trajectory]]:
         yield from enumerate(recorded_in(path))
         return
     with path.open("rb") as file:
-        lines = [at for at, line in _lines(file) if line.strip()]
+        lines = [at for at, line in _lines_with_places(file) if line.strip()]
     yield from zip(lines, record.read(path), strict=False)
 
 
-def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+def _lines_with_places(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
     at = 0
     for line in file:
         yield at, line

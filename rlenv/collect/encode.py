@@ -81,7 +81,7 @@ def encode_episode(encoder: TokenEncoder, environment: Environment, trajectory: 
     if any(message.images for message in _messages_of(trajectory)):
         raise Unencodable("images", "the episode shows images; rows hold the ids of text alone")
     marks = thinking_of(environment)
-    steps = [_step(turn, thinking=marks) for turn in trajectory.turns]
+    steps = [_encode_step(turn, thinking=marks) for turn in trajectory.turns]
     return encode_steps(
         encoder,
         trajectory.messages,
@@ -156,7 +156,7 @@ def _add(rows: TokenRows, encoder: TokenEncoder, step: EncodedAction, stops: tup
         rows.add_sampled(step.ids)
         text = step.text
     else:
-        text = _closed(encoder, row.context_ids, step.text) if row.is_thinking and not step.is_cut else step.text
+        text = _close(encoder, row.context_ids, step.text) if row.is_thinking and not step.is_cut else step.text
         # Behind a stop text nothing is sampled any more; what stands there in a record is a line's end at most.
         text = text.rstrip() if stops and text.rstrip().endswith(stops) else text
         ids = encoder.encode_text(text)
@@ -181,7 +181,7 @@ def _reads_as(encoder: TokenEncoder, ids: Sequence[int], text: str) -> bool:
     return False if encoder.vocabulary.unknown(ids) is not None else encoder.decode(list(ids[:end])) == text
 
 
-def _closed(encoder: TokenEncoder, context: Sequence[int], text: str) -> str:
+def _close(encoder: TokenEncoder, context: Sequence[int], text: str) -> str:
     """An action behind a prompt that has opened a block of thinking, with the block closed."""
     pairs = [pair for pair in encoder.growth.reader.thinking if all(pair)]
     if any(close in text for _, close in pairs):
@@ -191,7 +191,7 @@ def _closed(encoder: TokenEncoder, context: Sequence[int], text: str) -> str:
     return f"\n{close}\n\n{text}"
 
 
-def _step(turn: Turn, *, thinking: Sequence[tuple[str, str]]) -> EncodedAction:
+def _encode_step(turn: Turn, *, thinking: Sequence[tuple[str, str]]) -> EncodedAction:
     return EncodedAction(
         turn.action,
         turn.observation,

@@ -90,7 +90,7 @@ def with_template(place: str, given: str | Path, keep: Path | None = None) -> Pa
         stem = architecture.named_after(folder.name)
         return architecture.made_once(
             architecture.cache_folder() / f"{stem}-templated-{digest[:12]}",
-            lambda new: _make(folder, source, new, digest),
+            lambda new: _make_folder(folder, source, new, digest),
         )
     keep = keep.absolute()
     if architecture.read_manifest(keep).get("digest") != digest:
@@ -101,10 +101,10 @@ def with_template(place: str, given: str | Path, keep: Path | None = None) -> Pa
         (keep / "rlenv_model.json").unlink(missing_ok=True)
     elif architecture.is_whole(keep):
         return keep
-    return architecture.made_once(keep, lambda new: _make(folder, source, new, digest))
+    return architecture.made_once(keep, lambda new: _make_folder(folder, source, new, digest))
 
 
-def retold(tokenizer: LoadedTokenizer, source: str) -> LoadedTokenizer:
+def with_tokenizer_template(tokenizer: LoadedTokenizer, source: str) -> LoadedTokenizer:
     """A tokenizer with another chat template, and the marks that `with_template` would write for it."""
     marks = marks_in(tokenizer, source)[0]
     special = dict(tokenizer.special_tokens_map)
@@ -141,7 +141,7 @@ def _digest(folder: Path, source: str) -> str:
     return hashlib.sha256(json.dumps(seen).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _make(folder: Path, source: str, new: Path, digest: str) -> dict[str, Any]:
+def _make_folder(folder: Path, source: str, new: Path, digest: str) -> dict[str, Any]:
     for path in sorted(folder.iterdir()):
         if path.name in _OWN or path.name in _OWN_FOLDERS or path.name == "rlenv_model.json":
             continue
@@ -211,7 +211,7 @@ def local_tokenizer(given: str, *, chat_template: str | Path | None = None) -> L
     """
     is_file = Path(given).is_file() and Path(given).suffix in (".json", ".gz")
     tokenizer = load_tokenizer(given if is_file else local_model(given))
-    return tokenizer if chat_template is None else retold(tokenizer, template_text(chat_template))
+    return tokenizer if chat_template is None else with_tokenizer_template(tokenizer, template_text(chat_template))
 
 
 _OPENED: Final = 32
@@ -263,7 +263,7 @@ def looked_at(
     config: Mapping[str, Any] = {}
     rows: int | None = None
     if folder.is_dir():
-        if adapter := _adapter(folder):
+        if adapter := _judge_adapter(folder):
             return [adapter]
         config, more = architecture.config_in(folder)
         found += [replace(one, stops=needs_weights) for one in more]
@@ -272,7 +272,7 @@ def looked_at(
         weights = weights_in(folder)
         rows = weights.rows
         found.append(_judge_weights(weights.fault, weights.dtypes, needs_weights=needs_weights))
-    tokenizer = _tokenizer(place, chat_template)
+    tokenizer = _load_tokenizer(place, chat_template)
     if isinstance(tokenizer, Looked):
         return [*found, tokenizer]
     found.append(Looked("tokenizer"))
@@ -290,7 +290,7 @@ def looked_at(
     return found
 
 
-def _adapter(folder: Path) -> Looked | None:
+def _judge_adapter(folder: Path) -> Looked | None:
     """The judgement where a folder holds an adapter of peft and no model."""
     path = folder / _ADAPTER
     if not path.is_file() or (folder / "config.json").is_file():
@@ -315,7 +315,7 @@ def _judge_weights(fault: str, dtypes: frozenset[str], *, needs_weights: bool) -
     return Looked("weights")
 
 
-def _tokenizer(place: str, chat_template: str | Path | None) -> LoadedTokenizer | Looked:
+def _load_tokenizer(place: str, chat_template: str | Path | None) -> LoadedTokenizer | Looked:
     """The model's tokenizer, or why it has none."""
 
     folder = Path(place)

@@ -68,13 +68,13 @@ class ModelWeights:
 
 def weights_in(folder: Path) -> ModelWeights:
     """The weights in a folder of transformers; no tensor is read."""
-    names, fault = _names(folder)
+    names, fault = _weight_files(folder)
     if fault:
         return ModelWeights(fault)
     rows: int | None = None
     dtypes: set[str] = set()
     for name in names:
-        header, fault = _header(folder / name)
+        header, fault = _safetensors_header(folder / name)
         if fault:
             return ModelWeights(fault)
         for tensor, entry in header.items():
@@ -85,7 +85,7 @@ def weights_in(folder: Path) -> ModelWeights:
     return ModelWeights("", rows, frozenset(dtypes))
 
 
-def _names(folder: Path) -> tuple[list[str], str]:
+def _weight_files(folder: Path) -> tuple[list[str], str]:
     """The files that hold weights, as transformers chooses them, and what is wrong."""
     for single, index in zip(_SINGLE, _INDEXES, strict=True):
         if (folder / single).is_file():
@@ -107,7 +107,7 @@ def _names(folder: Path) -> tuple[list[str], str]:
     return [], f"there is neither {_SINGLE[0]} nor {_INDEXES[0]}{hint}"
 
 
-def _header(path: Path) -> tuple[Mapping[str, Any], str]:
+def _safetensors_header(path: Path) -> tuple[Mapping[str, Any], str]:
     """The header of a file of safetensors, {} of another kind, and what is wrong with the file."""
     try:
         size = path.stat().st_size
@@ -265,14 +265,14 @@ def made_once(target: Path, make: Callable[[Path], dict[str, Any]]) -> Path:
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(target) as is_alone:
+        with _hold_target(target) as is_alone:
             if is_whole(target):  # another process made it meanwhile
                 return target
-            for stale in target.parent.glob(f".{_literal(target.name)}.partial-*") if is_alone else ():
+            for stale in target.parent.glob(f".{_escape_glob(target.name)}.partial-*") if is_alone else ():
                 shutil.rmtree(stale, ignore_errors=True)
             draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
             try:
-                _close(draft, make(draft))
+                _mark_whole(draft, make(draft))
                 os.chmod(draft, 0o755)
                 if target.is_symlink() or target.is_file():
                     target.unlink()
@@ -309,7 +309,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _close(folder: Path, made_of: dict[str, Any]) -> None:
+def _mark_whole(folder: Path, made_of: dict[str, Any]) -> None:
     """Closes a folder: from here on it is whole."""
     sizes = {str(path.relative_to(folder)): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
     text = json.dumps({**made_of, "files": sizes}, indent=2, ensure_ascii=False)
@@ -343,13 +343,13 @@ def digest_of(path: Path) -> str:
     return found
 
 
-def _literal(name: str) -> str:
+def _escape_glob(name: str) -> str:
     """`name` for a glob that means it letter by letter."""
     return "".join(f"[{sign}]" if sign in "*?[" else sign for sign in name)
 
 
 @contextlib.contextmanager
-def _alone(target: Path) -> Iterator[bool]:
+def _hold_target(target: Path) -> Iterator[bool]:
     """Holds the target for this process; False on a file system without locks, where two may make it at once."""
     descriptor = os.open(target.with_name(f".{target.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
     try:

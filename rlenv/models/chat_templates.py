@@ -183,7 +183,7 @@ def judge_tools(
             without, told = template.render(messages), template.render(messages, tools=tools)
         except UnsupportedTemplate:
             continue  # one without a system message, or the verdict says it
-        missing = [name for name in names if told.count(name) <= without.count(name) and not _says(prompt, name)]
+        missing = [name for name in names if told.count(name) <= without.count(name) and not _prompt_says(prompt, name)]
         if not missing:
             return [Looked("tools in the chat template")]
     if not missing:
@@ -193,7 +193,7 @@ def judge_tools(
     return [Looked("tools in the chat template", why, f"{_ANOTHER}; or name the tools in prompt.system")]
 
 
-def _says(prompt: Sequence[Message], name: str) -> bool:
+def _prompt_says(prompt: Sequence[Message], name: str) -> bool:
     return any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", message.content) for message in prompt)
 
 
@@ -230,7 +230,7 @@ def _judge_ends(
     begins = written.begins | (encoder.begins if encoder is not None else frozenset())
     ends = {written.end} if written.end else {encoder.stop} if encoder is not None else set()
     wanted = sorted(ends)[0] if ends else marks.eos
-    way = _repair(wanted, backend.token_to_id(wanted), marks) if wanted is not None else _ANOTHER
+    way = _repair_text(wanted, backend.token_to_id(wanted), marks) if wanted is not None else _ANOTHER
     wrong = [mark for mark in declared if mark in begins]
     if wrong:
         why = f"{wrong[0]} ends a turn by the model's files, and begins the assistant's turn in the chat template"
@@ -242,7 +242,7 @@ def _judge_ends(
     return Looked("end mark")
 
 
-def _repair(mark: str, number: int | None, marks: EndMarks) -> str:
+def _repair_text(mark: str, number: int | None, marks: EndMarks) -> str:
     ids = list(marks.ends) or ([number] if number is not None else [])
     return (
         f'write "eos_token": "{mark}" into tokenizer_config.json and "eos_token_id": {ids} into generation_config.json'

@@ -168,7 +168,7 @@ def _write_weights(file: Path, folder: Path) -> None:
 
     library: Any = transformers
     try:
-        with _unseen():
+        with _quiet_without_bars():
             model, report = library.AutoModelForCausalLM.from_pretrained(
                 str(file.absolute().parent), gguf_file=file.name, dtype=torch.float32, output_loading_info=True
             )
@@ -202,14 +202,14 @@ def _write_tokenizer(file: Path, values: Mapping[str, Any], folder: Path) -> tup
         if values.get("tokenizer.ggml.model") == "gpt2":
             notes.append(f"how '{pre}' splits text is not known here: ids are those of transformers' own conversion")
         try:
-            with _unseen():
+            with _quiet_without_bars():
                 tokenizer = library.AutoTokenizer.from_pretrained(str(file.absolute().parent), gguf_file=file.name)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(f"{file} has no tokenizer that can be read: {str(error)[:200]}") from error
     added = {token.content: number for number, token in tokenizer.backend_tokenizer.get_added_tokens_decoder().items()}
-    declared = {name: _id(values.get(key)) for name, key in _IDS.items()}
+    declared = {name: _token_id(values.get(key)) for name, key in _IDS.items()}
     texts = {number: tokens[number] for number in declared.values() if number is not None and number < len(tokens)}
-    source = _template(values)
+    source = _tools_template(values)
     own = {
         f"{name}_token": texts[number]
         for name, number in declared.items()
@@ -228,11 +228,11 @@ def _write_tokenizer(file: Path, values: Mapping[str, Any], folder: Path) -> tup
     return marks, notes
 
 
-def _id(value: Any) -> int | None:
+def _token_id(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31 else None
 
 
-def _template(values: Mapping[str, Any]) -> str | None:
+def _tools_template(values: Mapping[str, Any]) -> str | None:
     """The template for tools where the file has several, as `rlenv.tokens.bound` chooses."""
     source = values.get("tokenizer.chat_template.tool_use") or values.get("tokenizer.chat_template")
     return source if isinstance(source, str) and source.strip() else None
@@ -261,7 +261,7 @@ def _write_ends(marks: EndMarks, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _unseen() -> Iterator[None]:
+def _quiet_without_bars() -> Iterator[None]:
     """transformers in quiet, and without progress bars where nobody looks on."""
     with quiet(), contextlib.ExitStack() as stack:
         if not sys.stderr.isatty():  # whoever looks on may see how far it is

@@ -90,7 +90,7 @@ async def _preflight(subjects: Sequence[CheckedSpec], plan: Plan) -> Preflight:
     for subject in subjects:
         prompts = Prompts()
         try:
-            found = await _measured(subject, prompts, plan.sample)
+            found = await _measure_spec(subject, prompts, plan.sample)
         except UnsupportedTemplate:  # the verdict below says it
             found = []
         verdict = verdict_of(subject.environment, partial(subject.encoder, None), prompts)
@@ -112,7 +112,7 @@ async def _preflight(subjects: Sequence[CheckedSpec], plan: Plan) -> Preflight:
     return Preflight(plan.name, tuple(splits), tuple(findings), step, model, memory, plan.machine, verdicts)
 
 
-async def _measured(subject: CheckedSpec, prompts: Prompts, sample: int) -> list[tuple[PlayedSplit, SplitLengths]]:
+async def _measure_spec(subject: CheckedSpec, prompts: Prompts, sample: int) -> list[tuple[PlayedSplit, SplitLengths]]:
     environment = subject.environment
     own = subject.encoder(None)
     # What "grow" refuses is told by the verdict; lengths are known all the same.
@@ -157,12 +157,12 @@ def judge_exactness(name: str, verdict: Verdict) -> Iterator[Finding]:
         yield Finding(
             "warning",
             f"{name}: with run.history=keep the policy trains on histories that its template writes otherwise"
-            f" ({_named(rewritten)}); each is counted, and run.history=rows is exact",
+            f" ({_situations(rewritten)}); each is counted, and run.history=rows is exact",
         )
     if refused:
-        yield Finding("warning", f"{name}: an episode is cut (template) at {_named(refused)}: {refused[0].detail}")
+        yield Finding("warning", f"{name}: an episode is cut (template) at {_situations(refused)}: {refused[0].detail}")
 
 
-def _named(situations: Sequence[Any]) -> str:
+def _situations(situations: Sequence[Any]) -> str:
     names = list(dict.fromkeys(one.name for one in situations))
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

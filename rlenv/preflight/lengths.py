@@ -192,7 +192,7 @@ async def measure(
 
     async def work() -> None:
         for task in waiting:
-            found[task] = await _task(environment, encoder, oracle, split, task, on_prompt)
+            found[task] = await _measure_task(environment, encoder, oracle, split, task, on_prompt)
 
     environment.parts = replace(parts, scorer=Scorer((), success=None))
     try:
@@ -206,7 +206,7 @@ async def measure(
     return SplitLengths(environment.spec.name, split, size, limits, ordered, why_not_played)
 
 
-async def _task(
+async def _measure_task(
     environment: Environment,
     encoder: TokenEncoder,
     oracle: OraclePolicy | None,
@@ -232,12 +232,12 @@ async def _task(
             return replace(unknown, prompt=prompt)
         try:
             async with asyncio.timeout(episode.limits.episode_s):
-                return await _played(episode, encoder, oracle, rows)
+                return await _play_oracle(episode, encoder, oracle, rows)
         except (RlenvError, TimeoutError) as error:
             return replace(unknown, prompt=prompt, fault=str(error) or "the oracle's episode took too long")
 
 
-async def _played(episode: Episode, encoder: TokenEncoder, oracle: OraclePolicy, rows: TokenRows) -> TaskLengths:
+async def _play_oracle(episode: Episode, encoder: TokenEncoder, oracle: OraclePolicy, rows: TokenRows) -> TaskLengths:
     """The oracle's episode behind an open prompt; its last action is counted and not taken."""
     session = oracle.start(context_of(episode))
     messages = list(episode.messages)

@@ -230,7 +230,7 @@ def model_of(folder: Path) -> Model | None:
         return None
     if not isinstance(config, Mapping):
         return None
-    return model_of_config(config, counted=_in_files(folder))
+    return model_of_config(config, counted=_numbers_in_files(folder))
 
 
 def known_model(name: str) -> Model | None:
@@ -255,7 +255,7 @@ def model_of_config(config: Mapping[str, Any], *, counted: int | None = None) ->
     is_plain = "kv_lora_rank" not in text and "linear_num_value_heads" not in text and "mamba_num_heads" not in text
     cache = 2 * layers * heads * size if layers and heads and size and is_plain else None
     positions = number_in(text, "max_position_embeddings")
-    return Model(counted, source, positions, cache, tuple(_linear(text) or ()), _decoder(text))
+    return Model(counted, source, positions, cache, tuple(_linear_layers(text) or ()), _decoder(text))
 
 
 def memory_of(model: Model, machine: Devices) -> Memory | None:
@@ -307,7 +307,7 @@ def _head_size(config: Mapping[str, Any]) -> int | None:
     return size or (width // heads if width and heads else None)
 
 
-def _linear(config: Mapping[str, Any]) -> list[tuple[int, int, int]] | None:
+def _linear_layers(config: Mapping[str, Any]) -> list[tuple[int, int, int]] | None:
     """The linear layers of a decoder of the Llama family without its embeddings; None for another family."""
     width, layers = number_in(config, "hidden_size"), number_in(config, "num_hidden_layers")
     heads, kv_heads, size = number_in(config, "num_attention_heads"), _kv_heads(config), _head_size(config)
@@ -327,16 +327,16 @@ def _linear(config: Mapping[str, Any]) -> list[tuple[int, int, int]] | None:
 
 
 def _by_config(config: Mapping[str, Any]) -> int | None:
-    linear, words = _linear(config), number_in(config, "vocab_size")
+    linear, words = _linear_layers(config), number_in(config, "vocab_size")
     if linear is None or words is None:
         return None
     width, layers = number_in(config, "hidden_size") or 0, number_in(config, "num_hidden_layers") or 0
     tables = 2 if config.get("tie_word_embeddings") is False else 1  # what is not said is counted once
-    others = (2 * layers + 1) * width + layers * _extras(config)
+    others = (2 * layers + 1) * width + layers * _extra_parameters(config)
     return tables * words * width + sum(ins * outs * count for ins, outs, count in linear) + others
 
 
-def _extras(config: Mapping[str, Any]) -> int:
+def _extra_parameters(config: Mapping[str, Any]) -> int:
     """The parameters of a layer beside its matrices and norms: norms of queries and keys, and biases of Qwen2."""
     heads, kv_heads, size = number_in(config, "num_attention_heads"), _kv_heads(config), _head_size(config)
     if heads is None or kv_heads is None or size is None:
@@ -351,7 +351,7 @@ def _has_head_norms(config: Mapping[str, Any]) -> bool:
 
 
 def _decoder(config: Mapping[str, Any]) -> Decoder | None:
-    linear, words = _linear(config), number_in(config, "vocab_size")
+    linear, words = _linear_layers(config), number_in(config, "vocab_size")
     layers, width, inner = (number_in(config, name) for name in _SHAPE)
     heads, kv_heads, size = number_in(config, "num_attention_heads"), _kv_heads(config), _head_size(config)
     if not (linear and words and layers and width and inner and heads and kv_heads and size):
@@ -375,7 +375,7 @@ def _decoder(config: Mapping[str, Any]) -> Decoder | None:
 _SHAPE: Final = ("num_hidden_layers", "hidden_size", "intermediate_size")
 
 
-def _in_files(folder: Path) -> int | None:
+def _numbers_in_files(folder: Path) -> int | None:
     """The numbers that the safetensors files of a folder hold; None where there are none, or one cannot be read."""
     files = sorted(folder.glob("model*.safetensors"))
     total = 0

@@ -80,7 +80,7 @@ class Preflight:
             "is_ready": self.is_ready,
             "findings": [one.as_dict() for one in self.findings],
             "exactness": dict(self.verdicts),
-            "splits": [_split(one) for one in self.splits],
+            "splits": [_split_as_dict(one) for one in self.splits],
             "step": None if self.step is None else asdict(self.step),
             "model": None
             if self.model is None
@@ -89,7 +89,7 @@ class Preflight:
         }
 
 
-def _split(found: SplitLengths) -> dict[str, Any]:
+def _split_as_dict(found: SplitLengths) -> dict[str, Any]:
     def shown(lengths: Lengths | None) -> dict[str, Any] | None:
         return None if lengths is None else asdict(lengths)
 
@@ -219,10 +219,10 @@ def judge_memory(model: Model | None, machine: Devices, *, context: int | None) 
     if model is None or memory is None:
         why = "there is no config.json" if model is None else "its config.json is of a family that is not known here"
         return None, [Finding("unknown", f"the model's memory was not estimated: {why}")]
-    return memory, [*_unfit(model, memory, machine, context or model.positions)]
+    return memory, [*_judge_fit(model, memory, machine, context or model.positions)]
 
 
-def _unfit(model: Model, memory: Memory, machine: Devices, context: int | None) -> Iterator[Finding]:
+def _judge_fit(model: Model, memory: Memory, machine: Devices, context: int | None) -> Iterator[Finding]:
     """What does not fit on a machine whose devices are known."""
     if (has := machine.device_bytes) is None:
         return
@@ -233,7 +233,7 @@ def _unfit(model: Model, memory: Memory, machine: Devices, context: int | None) 
             f" while they are trained, without activations; a device has {_gb(has)}. Take more devices, a smaller"
             " model, or --lora",
         )
-    yield from _peaks(memory, has)
+    yield from _judge_peaks(memory, has)
     given = int(machine.sampler_share * has)
     if given and memory.cache_token is not None and context is not None:
         needed = memory.sampler + context * memory.cache_token
@@ -251,7 +251,7 @@ def _unfit(model: Model, memory: Memory, machine: Devices, context: int | None) 
         )
 
 
-def _peaks(memory: Memory, has: int) -> Iterator[Finding]:
+def _judge_peaks(memory: Memory, has: int) -> Iterator[Finding]:
     """Passes that take more than a device has, where weights alone do not."""
     passes = memory.passes
     if passes is None or memory.training > has:
@@ -316,7 +316,7 @@ def lines_of(report: Preflight) -> Iterator[str]:
             ("later rows' prompt", split.later_prompts),
         ):
             if lengths is not None:
-                yield f"  {name:<18} {_shown(lengths)}"
+                yield f"  {name:<18} {_shown_lengths(lengths)}"
         if split.responses is not None:
             yield "  (responses and turns as the oracle plays, which does not think)"
         if split.tasks:
@@ -331,7 +331,7 @@ def lines_of(report: Preflight) -> Iterator[str]:
                 yield str(finding)
 
 
-def _shown(lengths: Lengths) -> str:
+def _shown_lengths(lengths: Lengths) -> str:
     text = f"p50 {lengths.p50:>7,}  p99 {lengths.p99:>7,}  longest {lengths.longest:>7,}"
     if lengths.limit is None:
         return text

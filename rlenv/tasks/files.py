@@ -68,7 +68,7 @@ def open_rows(path: Path, *, at: str | None = None) -> Read:
         raise UnfitFile(f"'{path.name}' is no .json file", key="key", hint="remove 'key'")
     if kind == ".parquet":
         return _parquet(path)
-    unpacked = _unpacked(path) if kind.endswith(".gz") else None
+    unpacked = _unpack(path) if kind.endswith(".gz") else None
     kind = kind.removesuffix(".gz")
 
     def opened() -> BinaryIO:
@@ -82,12 +82,12 @@ def open_rows(path: Path, *, at: str | None = None) -> Read:
     if kind == ".json":
         with opened() as file:
             is_array = file.read(_PIECE).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
-        return _array(path, opened, at) if is_array or at is not None else _jsonl(path, opened)
+        return _read_array(path, opened, at) if is_array or at is not None else _jsonl(path, opened)
     found = f"found a file of kind '{''.join(path.suffixes[-2:])[:40]}'; expected .jsonl, .json, .csv or .parquet"
     raise UnfitFile(found, hint="convert it to .jsonl: one JSON object a line")
 
 
-def joined(opened: Sequence[Read]) -> Read:
+def join_readers(opened: Sequence[Read]) -> Read:
     """One reader of the rows of several, one after the other."""
     if len(opened) == 1:
         return opened[0]
@@ -100,7 +100,7 @@ def joined(opened: Sequence[Read]) -> Read:
     return read, ends[-1] if ends else 0
 
 
-def _unpacked(path: Path) -> bytes:
+def _unpack(path: Path) -> bytes:
     try:
         with gzip.open(path) as file:
             content = file.read(MAX_WHOLE_BYTES + 1)
@@ -115,7 +115,7 @@ def _unpacked(path: Path) -> bytes:
 _MB = f"{MAX_WHOLE_BYTES // 1_000_000} MB, which are read as a whole"
 
 
-def _array(path: Path, opened: Callable[[], BinaryIO], at: str | None) -> Read:
+def _read_array(path: Path, opened: Callable[[], BinaryIO], at: str | None) -> Read:
     with opened() as file:
         content = file.read(MAX_WHOLE_BYTES + 1)
     if len(content) > MAX_WHOLE_BYTES:
@@ -128,7 +128,7 @@ def _array(path: Path, opened: Callable[[], BinaryIO], at: str | None) -> Read:
     except orjson.JSONDecodeError as error:
         lines = content.splitlines()
         quote = lines[error.lineno - 1].decode(errors="replace") if error.lineno <= len(lines) else ""
-        raise _broken(path, error.lineno, error.colno, _words(error), quote, "write [{…}, {…}]") from error
+        raise _row_error(path, error.lineno, error.colno, _fault_words(error), quote, "write [{…}, {…}]") from error
     for key in at.split(".") if at is not None else ():
         if not isinstance(rows, dict) or key not in rows:
             known = rows if isinstance(rows, dict) else ()
@@ -141,11 +141,11 @@ def _array(path: Path, opened: Callable[[], BinaryIO], at: str | None) -> Read:
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
             found = f"entry {number} is a {type(row).__name__}; expected an object of columns"
-            raise _broken(path, 1, 1, found, "", 'write [{"question": …}, …]')
+            raise _row_error(path, 1, 1, found, "", 'write [{"question": …}, …]')
     return rows.__getitem__, len(rows)
 
 
-def _broken(path: Path, line: int, column: int, message: str, quote: str, hint: str) -> SpecError:
+def _row_error(path: Path, line: int, column: int, message: str, quote: str, hint: str) -> SpecError:
     quote = quote if len(quote) <= _MAX_QUOTE else ""
     return SpecError([Finding("fault", message, hint, file=str(path), line=line, column=column, quote=quote)])
 
@@ -170,24 +170,24 @@ def _jsonl(path: Path, opened: Callable[[], BinaryIO]) -> Read:
             line = file.readline(MAX_ROW_BYTES + 1)
         if len(line) > MAX_ROW_BYTES:
             found = f"the row has more than {MAX_ROW_BYTES // 1_000_000} MB"
-            raise _broken(path, lines[index], 1, found, "", "name large things in files of their own")
+            raise _row_error(path, lines[index], 1, found, "", "name large things in files of their own")
         if starts[index] == 0:
             line = line.removeprefix(b"\xef\xbb\xbf")
         try:
             row = _json(line)
         except orjson.JSONDecodeError as error:
-            if (at := _stranger(line)) is not None:
-                raise _broken(path, lines[index], 1, f"not UTF-8: {at}", "", "save the file as UTF-8") from error
+            if (at := _not_utf8(line)) is not None:
+                raise _row_error(path, lines[index], 1, f"not UTF-8: {at}", "", "save the file as UTF-8") from error
             shown = line.decode().rstrip("\r\n")
             column = min(error.colno, len(shown) + 1)
             hint = _ARRAY if shown.strip() == "[" else "write one JSON object a line"
             hint += ", or name the key of its rows: 'key: KEY'" if ".json" in path.suffixes else ""
-            raise _broken(path, lines[index], column, _words(error), shown, hint) from error
+            raise _row_error(path, lines[index], column, _fault_words(error), shown, hint) from error
         if not isinstance(row, dict):
             shown = line.decode(errors="replace").rstrip("\r\n")
             found = f"found a {type(row).__name__}; expected an object of columns"
             is_array = isinstance(row, list) and row and isinstance(row[0], dict)
-            raise _broken(path, lines[index], 1, found, shown, _ARRAY if is_array else _OBJECT)
+            raise _row_error(path, lines[index], 1, found, shown, _ARRAY if is_array else _OBJECT)
         return row
 
     return read, len(starts)
@@ -197,7 +197,7 @@ _OBJECT: Final = 'write {"question": …} on each line'
 _ARRAY: Final = "write each object on a line of its own, or call the file .json, which may hold an array"
 
 
-def _stranger(text: bytes) -> str | None:
+def _not_utf8(text: bytes) -> str | None:
     """What is no UTF-8 in a text; None where all is."""
     try:
         text.decode()
@@ -206,7 +206,7 @@ def _stranger(text: bytes) -> str | None:
     return None
 
 
-def _words(error: orjson.JSONDecodeError) -> str:
+def _fault_words(error: orjson.JSONDecodeError) -> str:
     words = error.msg.partition(": ")[0]
     return words if isinstance(error.__cause__, DuplicateKey) else f"not JSON: {words}"
 
@@ -241,7 +241,7 @@ def _csv(path: Path, opened: Callable[[], BinaryIO]) -> list[Row]:
             twice = next((name for index, name in enumerate(header) if name in header[:index]), None)
             if twice is not None:
                 found = f"the column '{twice}' stands twice in the header"
-                raise _broken(path, 1, 1, found, _line(opened, 1), "rename one of them")
+                raise _row_error(path, 1, 1, found, _read_line(opened, 1), "rename one of them")
             last = reader.line_num
             for cells in reader:
                 line, last = last + 1, reader.line_num
@@ -249,25 +249,25 @@ def _csv(path: Path, opened: Callable[[], BinaryIO]) -> list[Row]:
                     continue
                 if len(cells) != len(header):
                     found = f"found {len(cells)} cells; expected {len(header)}, one for each column of the header"
-                    raise _broken(path, line, 1, found, _line(opened, line), "quote cells that hold commas")
+                    raise _row_error(path, line, 1, found, _read_line(opened, line), "quote cells that hold commas")
                 rows.append(dict(zip(header, cells, strict=True)))
     except csv.Error as error:
         message = f"not CSV: {error}"
-        raise _broken(
+        raise _row_error(
             path, reader.line_num, 1, message, "", 'quote cells with "…" and double quotes in them'
         ) from error
     except UnicodeDecodeError as error:
         with opened() as lines:
-            line, at = next(((number, at) for number, one in enumerate(lines, 1) if (at := _stranger(one))), (1, "?"))
-        raise _broken(path, line, 1, f"not UTF-8: {at}", "", "save the file as UTF-8") from error
+            line, at = next(((number, at) for number, one in enumerate(lines, 1) if (at := _not_utf8(one))), (1, "?"))
+        raise _row_error(path, line, 1, f"not UTF-8: {at}", "", "save the file as UTF-8") from error
     parts = next((sign for sign in ";\t|" if len(header) == 1 and sign in header[0]), "")
     if parts and rows and rows[0][header[0]].count(parts) == header[0].count(parts):
         found = f"found one column, {header[0][:60]!r}; expected cells with commas between them"
-        raise _broken(path, 1, 1, found, header[0], f"write commas in place of {parts!r}, or save it as .jsonl")
+        raise _row_error(path, 1, 1, found, header[0], f"write commas in place of {parts!r}, or save it as .jsonl")
     return rows
 
 
-def _line(opened: Callable[[], BinaryIO], number: int) -> str:
+def _read_line(opened: Callable[[], BinaryIO], number: int) -> str:
     with io.TextIOWrapper(opened(), encoding="utf-8-sig", errors="replace") as file:
         return next(itertools.islice(file, number - 1, None), "").rstrip()
 
@@ -293,7 +293,7 @@ def _parquet(path: Path) -> Read:
         try:
             row: Row = table.slice(index, 1).to_pylist()[0]
         except Exception as error:  # a value that Python has no word for, such as a date beyond its years
-            raise _broken(path, index + 1, 1, f"row {index + 1} cannot be read: {failure(error)}", "", "") from error
+            raise _row_error(path, index + 1, 1, f"row {index + 1} cannot be read: {failure(error)}", "", "") from error
         return row
 
     return read, table.num_rows
@@ -309,7 +309,7 @@ def task_files(loaded: LoadedSpec, split: str) -> list[tuple[str, Path]]:
     found: list[tuple[str, Path]] = []
     for index, value in enumerate(source.paths):
         at = key if isinstance(source.path, str) else f"{key}.{index}"
-        shown = filled(loaded, at, value)
+        shown = fill_constants(loaded, at, value)
         pattern = os.path.join(loaded.base_of(at), shown)
         if glob.has_magic(shown) and not is_file(Path(pattern)):
             fitting = [Path(one) for one in sorted(glob.glob(pattern, recursive=True)) if is_file(Path(one))]
@@ -318,11 +318,11 @@ def task_files(loaded: LoadedSpec, split: str) -> list[tuple[str, Path]]:
                 raise SpecError([loaded.document.fault(at, f"no file fits '{shown[:200]}'", hint)])
             found += [(at, path) for path in fitting]
         else:
-            found.append((at, _file(loaded, at, value, shown)))
+            found.append((at, _check_file(loaded, at, value, shown)))
     return found
 
 
-def _file(loaded: LoadedSpec, key: str, value: str, shown: str) -> Path:
+def _check_file(loaded: LoadedSpec, key: str, value: str, shown: str) -> Path:
     path = loaded.base_of(key) / shown
     if is_file(path):
         return path
@@ -344,7 +344,7 @@ def _file(loaded: LoadedSpec, key: str, value: str, shown: str) -> Path:
     raise SpecError([loaded.document.fault(key, f"there is no file '{shown[:200]}'{where}", hint)])
 
 
-def filled(loaded: LoadedSpec, key: str, value: str) -> str:
+def fill_constants(loaded: LoadedSpec, key: str, value: str) -> str:
     """A path or name with its constants filled in."""
     try:
         template = compile_template(value)

@@ -94,7 +94,7 @@ class _Task:
 
     def __init__(self, folder: Path, base: Path) -> None:
         self.folder, self._base, self._file = folder, base, folder / "task.toml"
-        self._text = _text(self._file, folder)
+        self._text = _read_text(self._file, folder)
         try:
             # Dates are texts from here on, as in the rows that are kept.
             self.data = json.loads(json.dumps(tomllib.loads(self._text), default=str))
@@ -102,7 +102,7 @@ class _Task:
             at = re.search(r"line (\d+), column (\d+)", str(error))
             line, column = (int(at[1]), int(at[2])) if at else (self._text.count("\n") + 1, 1)
             raise _refused(self._file, f"not TOML: {str(error).partition(' (at')[0]}", line, column) from error
-        schema, _, known = _rules()
+        schema, _, known = _read_rules()
         self.odd: list[tuple[KeyPath, str]] = []
         self.faults: list[Finding] = []
         self.asking: list[Finding] = []
@@ -116,20 +116,20 @@ class _Task:
                 self.faults.append(self.finding(path, of.get("why") or wrong.message))
         if self.faults:
             return
-        self._weigh(self.data, ())
+        self._note_idle_keys(self.data, ())
         if not {"network_mode", "allow_internet"} & self.at("environment", {}).keys():
             self.odd.append((("environment",), _PUBLIC))
 
-    def _weigh(self, value: Any, path: KeyPath) -> None:
+    def _note_idle_keys(self, value: Any, path: KeyPath) -> None:
         """Notes the keys without effect; what stands under `env` and `metadata` is the task's own."""
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-            at, why = (*path, key), _rules()[1]["no_effect"].get(key)
+            at, why = (*path, key), _read_rules()[1]["no_effect"].get(key)
             if why or (key == "network_mode" and item == "public") or (key == "allow_internet" and item):
                 self.odd.append((at, why or _PUBLIC))
             if key == "schema_version" and not re.fullmatch(r"1\.[0-4]", item):
                 self.odd.append((at, "it is read as schema 1.4"))
             if isinstance(item, (dict, list)) and key not in ("env", "metadata"):
-                self._weigh(item, at)
+                self._note_idle_keys(item, at)
 
     def finding(self, path: KeyPath, message: str, level: Any = "fault") -> Finding:
         """A finding at a key, or at the nearest above it that is there."""
@@ -140,7 +140,7 @@ class _Task:
 
     def at(self, path: str, default: Any = None) -> Any:
         """The value of a dotted key."""
-        return _at(self.data, path.split("."), default)
+        return _value_at(self.data, path.split("."), default)
 
     def _read(self, read: Callable[[], Any], default: Any) -> Any:
         """What is read; where that cannot be, `default`, and its faults are kept, so that all are told at once."""
@@ -153,7 +153,7 @@ class _Task:
                 raise
         return default
 
-    def _asks(self, folders: Sequence[Path]) -> bool:
+    def _asks_network(self, folders: Sequence[Path]) -> bool:
         """True where tests name their machine's own address: they may ask what the episode left running."""
         for path in sorted(path for folder in folders for path in folder.rglob("*")):
             with contextlib.suppress(OSError, ValueError):
@@ -175,50 +175,50 @@ class _Task:
         if (earlier := self.folder / "trajectory.json").exists():
             self.faults += _refused(earlier, "an earlier context of the agent is not read; take it out").faults
         held, steps = self.at("environment", {}), [f"steps.{index}." for index in range(len(self.at("steps", ())))]
-        image, env = self._image(self.folder / "environment", held), self._env("environment.env")
-        parts = [self._read(partial(self._part, step), {}) for step in steps or [""]]
+        image, env = self._image(self.folder / "environment", held), self._env_values("environment.env")
+        parts = [self._read(partial(self._part_columns, step), {}) for step in steps or [""]]
         seconds = sum(one["agent_s"] + one["time_s"] * bool(steps) for one in parts)
         return {
             "id": self.folder.name, **parts[0], "steps": parts if steps else [],
             "strategy": self.at("multi_step_reward_strategy", "mean"), "solution": [one["solution"] for one in parts],
             "image": image, "workdir": held.get("workdir", ""), "env": env,
-            "limits": {"episode_s": seconds, "memory_mb": max(_mb(held, "memory", 0), _MEMORY_MB),
-                       "disk_mb": _mb(held, "storage", _DISK_MB)},
+            "limits": {"episode_s": seconds, "memory_mb": max(_megabytes(held, "memory", 0), _MEMORY_MB),
+                       "disk_mb": _megabytes(held, "storage", _DISK_MB)},
             "metadata": {**self.at("task", {}), **self.at("metadata", {})}, "source": self.at("source", ""),
         }  # fmt: skip
 
-    def _part(self, step: str) -> dict[str, Any]:
+    def _part_columns(self, step: str) -> dict[str, Any]:
         """The columns of the task, or of one step: `steps.0.` is the first."""
         folder = self.folder / "steps" / self.at(f"{step}name") if step else self.folder
         if not is_folder(folder):
-            self._tell(f"{step}name", f"there is no folder 'steps/{folder.name}'")
+            self._keep_fault(f"{step}name", f"there is no folder 'steps/{folder.name}'")
             return {}
-        user, files, least = self._said(step, "agent.user", ""), folder / "workdir", self.at(f"{step}min_reward", {})
+        user, files, least = self._value(step, "agent.user", ""), folder / "workdir", self.at(f"{step}min_reward", {})
         setup = [_health(self.at("environment.healthcheck"))] if step in ("", "steps.0.") else []
         setup.append("bash ./setup.sh" if step and is_file(files / "setup.sh") else "")
         setup.append(_health(self.at(f"{step}healthcheck")) if step else "")
-        own, env = folder / "solution", _env_text(self._env("solution.env"))
+        own, env = folder / "solution", _env_text(self._env_values("solution.env"))
         own = own if is_folder(own) else self.folder / "solution"
-        said = self._read(lambda: _text(folder / "instruction.md", self.folder), "")
-        solve = self._read(lambda: _shell("solve", data=_data(own), env=env), "") if is_file(own / "solve.sh") else ""
+        said = self._read(lambda: _read_text(folder / "instruction.md", self.folder), "")
+        solve = self._read(lambda: _shell("solve", data=_pack(own), env=env), "") if is_file(own / "solve.sh") else ""
         return {
             "instruction": _CANARY.sub("", said).strip("\n"),
             "user": "" if user in (0, "root") else str(user),
             "files": self._named(files) if step and is_folder(files) else "",
             "setup": " && ".join(filter(None, setup)), "collect": self._collect(step, user),
             "min_reward": least if isinstance(least, dict) else {"reward": least},
-            "solution": solve, "agent_s": self._said(step, "agent.timeout_sec", _AGENT_S),
-            **self._read(lambda: self._tests(step, folder), {}),
+            "solution": solve, "agent_s": self._value(step, "agent.timeout_sec", _AGENT_S),
+            **self._read(lambda: self._tests_columns(step, folder), {}),
         }  # fmt: skip
 
-    def _tests(self, step: str, folder: Path) -> dict[str, Any]:
+    def _tests_columns(self, step: str, folder: Path) -> dict[str, Any]:
         """The columns of the tests of the task, or of one step: a step's own settings come before the task's."""
         places = [(f"{one}verifier", where / "tests") for one, where in {step: folder, "": self.folder}.items()]
         is_own = False
         for at, _ in reversed(places):
             mode, has_own = self.at(f"{at}.environment_mode"), self.at(f"{at}.environment") is not None
             if mode == "shared" and has_own:
-                self._tell(f"{at}.environment_mode", "shared tests have no environment of their own")
+                self._keep_fault(f"{at}.environment_mode", "shared tests have no environment of their own")
             is_own = mode == "separate" or (mode is None and (has_own or is_own))
         images = [self._image(tests, self.at(f"{at}.environment", {})) for at, tests in places if is_own]
         image = next(filter(None, images), "")
@@ -226,30 +226,30 @@ class _Task:
         if not image and not any(is_file(one / "test.sh") for one in tests):
             self.faults += _refused(places[0][1] / "test.sh", "there is no such file").faults
         kept = [*self.at("artifacts", ()), *(self.at(f"{step}artifacts", ()) if step else ())]
-        own = self._said(step, "verifier.environment", {}) if is_own else {}
-        env = dict(own and self._env("verifier.environment.env"))
+        own = self._value(step, "verifier.environment", {}) if is_own else {}
+        env = dict(own and self._env_values("verifier.environment.env"))
         for at, _ in reversed(places):
-            env |= self._env(f"{at}.env")
-        user = self._said(step, "verifier.user", "")
+            env |= self._env_values(f"{at}.env")
+        user = self._value(step, "verifier.user", "")
         with_out = [one for one in kept if isinstance(one, dict) and is_own]
         out = [at for one in with_out for name in one.get("exclude", ()) for at in _left_out(one["source"], name)]
         words = {"env": _env_text(env)}
         words["workdir"] = shlex.quote(own["workdir"]) if "workdir" in own else ""
         words["user"] = "" if user in (0, "root", "") else shlex.quote(str(user))
-        words["also"] = _data(tests[0]) if len(tests) > 1 else ""  # the task's, under those of the step
+        words["also"] = _pack(tests[0]) if len(tests) > 1 else ""  # the task's, under those of the step
         return {
             "tests": self._named(tests[-1]) if tests else "", "tests_image": image, "run": _shell("run", **words),
             "keep": [*(one if isinstance(one, str) else one["source"] for one in kept), "/logs/artifacts"] if is_own
             else ["/"],
-            "exclude": out, "live": not is_own and self._asks([one for _, one in places]),
-            "time_s": self._said(step, "verifier.timeout_sec", 600.0),
+            "exclude": out, "live": not is_own and self._asks_network([one for _, one in places]),
+            "time_s": self._value(step, "verifier.timeout_sec", 600.0),
         }  # fmt: skip
 
-    def _said(self, step: str, key: str, default: Any) -> Any:
+    def _value(self, step: str, key: str, default: Any) -> Any:
         """The value of a step's key, else of the task's."""
         return self.at(f"{step}{key}", self.at(key, default))
 
-    def _tell(self, path: str, message: str) -> None:
+    def _keep_fault(self, path: str, message: str) -> None:
         """Keeps a fault at a dotted key."""
         place = tuple(int(one) if one.isdigit() else one for one in path.split("."))
         self.faults.append(self.finding(place, message))
@@ -267,7 +267,7 @@ class _Task:
             return f"podman:{held['docker_image']}"
         return self._named(folder) if is_file(folder / "Dockerfile") else ""
 
-    def _env(self, path: str) -> dict[str, str]:
+    def _env_values(self, path: str) -> dict[str, str]:
         """Variables, those of this machine filled in."""
         filled: dict[str, str] = {}
         for name, text in self.at(path, {}).items():
@@ -276,7 +276,7 @@ class _Task:
             otherwise = (found[2] or "") if found else text
             filled[name] = resolve(f"${{env:{found[1]}}}") if found and is_set else otherwise
             if found and found[2] is None and not is_set:  # also where a check leaves variables of the spec open
-                self._tell(f"{path}.{name}", _UNSET.format(found[1]))
+                self._keep_fault(f"{path}.{name}", _UNSET.format(found[1]))
         return filled
 
     def _own_image(self) -> MachineImage | None:
@@ -299,14 +299,14 @@ class _Task:
                 if image is not None:
                     user_in(image.folder, str(who or 0))
             except ResourceError as error:
-                self._tell(f"{place}.{index}.user", str(error))
+                self._keep_fault(f"{place}.{index}.user", str(error))
             held = {**hook, "user": "" if who == user else str(who)}
             words = {key: shlex.quote(held[key]) if held[key] else "" for key in ("command", "user")}
             commands.append(_shell("hook", timeout_sec=hook.get("timeout_sec", 60), **words))
         return "; ".join(commands)
 
 
-def _at(value: Any, path: Sequence[Any], default: Any = None) -> Any:
+def _value_at(value: Any, path: Sequence[Any], default: Any = None) -> Any:
     for key in path:
         listed = enumerate(value) if isinstance(value, list) else ()
         value = (value if isinstance(value, dict) else {str(at): one for at, one in listed}).get(str(key))
@@ -319,7 +319,7 @@ def _place(text: str, path: KeyPath) -> tuple[int, int]:
     lines, begun = text.split("\n"), 0
     for end in range(1, len(lines) + 1):
         with contextlib.suppress(tomllib.TOMLDecodeError):  # within a value of several lines
-            if _at(tomllib.loads("\n".join(lines[:end])), path) is not None and path:
+            if _value_at(tomllib.loads("\n".join(lines[:end])), path) is not None and path:
                 name = next((one for one in reversed(path) if isinstance(one, str)), "")
                 pattern = re.compile(rf"(?<![\w-])[\"']?{re.escape(name)}[\"']?\s*[.=\]]")
                 hits = ((number, pattern.search(lines[number])) for number in range(begun, end))
@@ -329,7 +329,7 @@ def _place(text: str, path: KeyPath) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=1)
-def _rules() -> tuple[Mapping[str, Any], Mapping[str, Any], jsonschema_rs.Validator]:
+def _read_rules() -> tuple[Mapping[str, Any], Mapping[str, Any], jsonschema_rs.Validator]:
     file = Path(__file__).with_suffix(".yaml")
     rules = parse_text(file.read_text(encoding="utf-8"), file=file.name, base=file.parent).plain()
     return rules["schema"], rules, jsonschema_rs.validator_for(rules["schema"])
@@ -337,10 +337,10 @@ def _rules() -> tuple[Mapping[str, Any], Mapping[str, Any], jsonschema_rs.Valida
 
 def _shell(name: str, **values: Any) -> str:
     """A command of `harbor.yaml`, filled in."""
-    return str(compile_value(_rules()[1]["shell"][name])(**values)).strip()
+    return str(compile_value(_read_rules()[1]["shell"][name])(**values)).strip()
 
 
-def _mb(held: Mapping[str, Any], key: str, default: int) -> int:
+def _megabytes(held: Mapping[str, Any], key: str, default: int) -> int:
     """Megabytes, also in the old form: `memory = "2G"`."""
     digits, unit = re.fullmatch(r"([\d.]*) ?([gmk]?)b?", held.get(key, "").lower()).groups()  # type: ignore[union-attr]
     old = float(digits) * {"g": 1024, "m": 1, "k": 1 / 1024}[unit] if digits else default
@@ -361,14 +361,14 @@ def _env_text(env: Mapping[str, str]) -> str:
     return " ".join(f"{name}={shlex.quote(value)}" for name, value in env.items())
 
 
-def _data(folder: Path) -> str:
+def _pack(folder: Path) -> str:
     """A folder packed for a shell. Raises SpecError: it is too large for one."""
     if len(data := packed(folder)) > _MOST_PACKED:
         raise _refused(folder, f"it has more than {_MOST_PACKED // 1_000_000} MB, packed; put large files in the image")
     return data
 
 
-def _text(path: Path, folder: Path) -> str:
+def _read_text(path: Path, folder: Path) -> str:
     """A file's text. Raises SpecError: it is not there, is no text, or leads out of the task's folder."""
     try:
         if leads_out(path, [folder]):
@@ -391,14 +391,14 @@ def _folders(path: Path) -> list[Path]:
     listed = path if is_file(path) else path / "dataset.toml"
     if not is_file(listed):
         return found
-    text = _text(listed, listed.parent)
+    text = _read_text(listed, listed.parent)
     try:
         held = json.loads(text) if listed.suffix == ".json" else tomllib.loads(text)
         sets = held if isinstance(held, list) else held.get("datasets", [held])
         tasks = [(one.get("path") or one["name"], one.get("git_url")) for held in sets for one in held["tasks"]]
     except (ValueError, LookupError, AttributeError, TypeError) as error:
         raise _refused(listed, f"it is no list of tasks: {error!r}") from error
-    known = {_name(one): one for one in found} | {one.name: one for one in found}
+    known = {_task_name(one): one for one in found} | {one.name: one for one in found}
     named = []
     for name, url in tasks:
         here = listed.parent / name if listed is path else known.get(name) or known.get(name.rpartition("/")[2])
@@ -409,7 +409,7 @@ def _folders(path: Path) -> list[Path]:
     return named
 
 
-def _name(folder: Path) -> str:
+def _task_name(folder: Path) -> str:
     """The name that a task has in lists; its folder's where it says none."""
     with contextlib.suppress(SpecError):
         return str(_Task(folder, folder).at("task.name", folder.name))

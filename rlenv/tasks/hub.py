@@ -70,7 +70,7 @@ def dataset_folder(name: str, *, base: Path, revision: str | None) -> Path:
         from huggingface_hub import constants, errors
 
     if constants.HF_HUB_OFFLINE:
-        return _cached(name, revision, "HF_HUB_OFFLINE is set")
+        return _cached_folder(name, revision, "HF_HUB_OFFLINE is set")
     try:
         files = hub.list_repo_files(name, repo_type="dataset", revision=revision)
         kept = [file for file in files if file.endswith(_KINDS) or file == "README.md"]
@@ -85,10 +85,10 @@ def dataset_folder(name: str, *, base: Path, revision: str | None) -> Path:
     except errors.HFValidationError as error:
         raise DatasetFault(f"'{name}' is no name of a dataset", key="path", hint="write organisation/name") from error
     except _failures() as error:
-        return _cached(name, revision, f"the hub cannot be reached ({failure(error)})")
+        return _cached_folder(name, revision, f"the hub cannot be reached ({failure(error)})")
 
 
-def _cached(name: str, revision: str | None, why: str) -> Path:
+def _cached_folder(name: str, revision: str | None, why: str) -> Path:
     """The dataset's folder in the cache; `why` says why it is looked for there alone."""
     import huggingface_hub as hub
     from huggingface_hub import errors
@@ -211,30 +211,30 @@ def _has_files(value: Any) -> bool:
 
 def _config(index: int, value: Mapping[str, Node]) -> _Config:
     place = f"configs.{index}"
-    inside = PurePosixPath(_text(value.get("data_dir"), f"{place}.data_dir", default=""))
+    inside = PurePosixPath(_as_text(value.get("data_dir"), f"{place}.data_dir", default=""))
     files = value["data_files"].value
     named = isinstance(files, list) and bool(files) and all(isinstance(item.value, dict) for item in files)
     splits: dict[str, Sequence[str]] = {}
     for number, item in enumerate(files if named else ()):
         at = f"{place}.data_files.{number}"
-        split = _text(item.value.get("split"), f"{at}.split", default="train")
+        split = _as_text(item.value.get("split"), f"{at}.split", default="train")
         splits[split] = _patterns(item.value.get("path"), inside, f"{at}.path")
     if not named:
         splits["train"] = _patterns(value["data_files"], inside, f"{place}.data_files")
     default = value.get("default")
-    name = _text(value.get("config_name"), f"{place}.config_name", default="default")
+    name = _as_text(value.get("config_name"), f"{place}.config_name", default="default")
     return _Config(name, default is not None and default.value is True, splits)
 
 
 def _patterns(node: Node | None, inside: PurePosixPath, place: str) -> Sequence[str]:
     value = node.value if node is not None else None
-    found = [_text(item, place) for item in value] if isinstance(value, list) else [_text(node, place)]
+    found = [_as_text(item, place) for item in value] if isinstance(value, list) else [_as_text(node, place)]
     if len(found) > _MAX_PATTERNS:
         raise _unreadable(f"{place} has {len(found)} patterns; expected at most {_MAX_PATTERNS}")
     return [str(inside / glob) for glob in found]
 
 
-def _text(node: Node | None, place: str, *, default: str | None = None) -> str:
+def _as_text(node: Node | None, place: str, *, default: str | None = None) -> str:
     value = node.value if node is not None else default
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         value = str(value)  # a configuration called 2024
@@ -245,7 +245,7 @@ def _text(node: Node | None, place: str, *, default: str | None = None) -> str:
 
 def _declared(configs: Iterable[_Config], config: str | None, listed: list[str]) -> dict[str, list[str]]:
     by_name = {one.name: one for one in configs}
-    chosen = _choose(list(by_name), config, default=[one.name for one in by_name.values() if one.is_default])
+    chosen = _choose_split(list(by_name), config, default=[one.name for one in by_name.values() if one.is_default])
     splits: dict[str, list[str]] = {}
     for split, patterns in by_name[chosen].splits.items():
         globs = [Glob(pattern) for pattern in patterns]
@@ -280,7 +280,7 @@ def _by_name(listed: list[str], config: str | None) -> dict[str, list[str]]:
     folders = list(dict.fromkeys(name.partition("/")[0] for name in listed if "/" in name))
     subsets = [name for name in folders if name != "data" and not _split_of(name)]
     if config is not None or len(subsets) > 1:
-        chosen = _choose(subsets, config, default=[])
+        chosen = _choose_split(subsets, config, default=[])
         listed = [name for name in listed if name.startswith(f"{chosen}/")]
     return grouped((_split_of(name) or "train", name) for name in listed)
 
@@ -298,7 +298,7 @@ def _split_of(name: str) -> str | None:
     return None
 
 
-def _choose(names: list[str], config: str | None, *, default: list[str]) -> str:
+def _choose_split(names: list[str], config: str | None, *, default: list[str]) -> str:
     if config is None:
         if len(names) == 1:
             return names[0]
@@ -314,7 +314,7 @@ def _choose(names: list[str], config: str | None, *, default: list[str]) -> str:
     raise DatasetFault(f"there is no configuration '{config}'; {shown}", key="name", hint=hint)
 
 
-def generated(loaded: LoadedSpec, key: str, spec: ReasoningGymSpec) -> tuple[Callable[[int], Row], int]:
+def open_generated(loaded: LoadedSpec, key: str, spec: ReasoningGymSpec) -> tuple[Callable[[int], Row], int]:
     """A reader of the rows by their numbers, and how many there are.
 
     A row has the generator's `question`, `answer` (None where many are right) and `metadata`, its name as `source`, and

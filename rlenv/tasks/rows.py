@@ -22,9 +22,9 @@ from rlenv.language.functions import check_positional, failure, import_value, ne
 from rlenv.language.loader import LoadedSpec
 from rlenv.language.spec import DatasetSpec, TaskSource
 from rlenv.language.templates import TemplateError, as_template, compile_value
-from rlenv.tasks.files import Row, UnfitFile, filled, joined, open_rows, task_files
+from rlenv.tasks.files import Row, UnfitFile, fill_constants, join_readers, open_rows, task_files
 from rlenv.tasks.harbor import HarborTasks
-from rlenv.tasks.hub import DatasetFault, dataset_files, dataset_folder, generated
+from rlenv.tasks.hub import DatasetFault, dataset_files, dataset_folder, open_generated
 
 __all__ = ["PASS", "SEEDS", "STEP_SEEDS", "UNMEASURED", "Tasks", "harbor_tasks", "load_tasks", "seed_of"]
 __all__ += ["shuffled", "spread", "task_files"]
@@ -135,7 +135,7 @@ def harbor_tasks(loaded: LoadedSpec, split: str) -> HarborTasks:
         SpecError: there is no such folder, or it names a task that is not in it.
     """
     key = f"tasks.{split}.harbor"
-    shown = filled(loaded, key, loaded.spec.tasks[split].harbor or "")
+    shown = fill_constants(loaded, key, loaded.spec.tasks[split].harbor or "")
     folder = loaded.base_of(key) / shown
     if not is_folder(folder) and not is_file(folder):
         hint = did_you_mean(folder.name, names_in(folder.parent), otherwise="name a folder of task folders")
@@ -174,7 +174,7 @@ def _loaded_tasks(loaded: LoadedSpec, split: str) -> Tasks:
         rows = source.rows
         read, count, name = rows.__getitem__, len(rows), f"{loaded.path}, {key}.rows"
     elif source.function is not None:
-        made = _Made(loaded, split, source)
+        made = _MadeRows(loaded, split, source)
         (read, count), name = made.rows(), source.function
         if made.is_endless and source.limit is None:
             return Tasks(read, range(count), source=name, is_endless=True)
@@ -184,10 +184,10 @@ def _loaded_tasks(loaded: LoadedSpec, split: str) -> Tasks:
         folders = harbor_tasks(loaded, split)
         read, count, name = folders.__getitem__, len(folders), source.harbor
     elif source.reasoning_gym is not None:
-        (read, count), name = generated(loaded, f"{key}.reasoning_gym", source.reasoning_gym), "reasoning_gym"
+        (read, count), name = open_generated(loaded, f"{key}.reasoning_gym", source.reasoning_gym), "reasoning_gym"
     else:
         places = task_files(loaded, split)
-        read, count = joined([_open(loaded, place, path, source.key, key) for place, path in places])
+        read, count = join_readers([_open_split(loaded, place, path, source.key, key) for place, path in places])
         name = ", ".join(str(path) for _, path in places[:3]) + (", …" if places[3:] else "")
     if count == 0:
         at = next(
@@ -198,24 +198,24 @@ def _loaded_tasks(loaded: LoadedSpec, split: str) -> Tasks:
         raise SpecError([loaded.document.fault(at, f"found no rows in {name}; expected at least one", "add rows")])
     order: Sequence[int] = range(count) if source.shuffle is None else shuffled(count, seed=source.shuffle)
     if source.when is not None:
-        order = _kept(loaded, f"{key}.when", source.when, read, order)
+        order = _rows_kept(loaded, f"{key}.when", source.when, read, order)
     if source.order is not None:
-        order = _sorted(loaded, f"{key}.order", source.order, read, order)
+        order = _sorted_rows(loaded, f"{key}.order", source.order, read, order)
     return Tasks(read, order[: source.limit], source=name, revision=revision)
 
 
-def _kept(loaded: LoadedSpec, key: str, when: str, read: Callable[[int], Row], order: Sequence[int]) -> list[int]:
+def _rows_kept(loaded: LoadedSpec, key: str, when: str, read: Callable[[int], Row], order: Sequence[int]) -> list[int]:
     """The numbers of the rows for which `when` holds; one that cannot be read stays, so that its fault is told."""
-    kept = [number for number, holds in zip(order, _each(loaded, key, when, read, order), strict=True) if holds]
+    kept = [number for number, holds in zip(order, _row_values(loaded, key, when, read, order), strict=True) if holds]
     if not kept:
         fault = loaded.document.fault(key, f"it holds for none of {len(order)} rows", "write what holds for some row")
         raise SpecError([fault])
     return kept
 
 
-def _sorted(loaded: LoadedSpec, key: str, by: str, read: Callable[[int], Row], order: Sequence[int]) -> list[int]:
+def _sorted_rows(loaded: LoadedSpec, key: str, by: str, read: Callable[[int], Row], order: Sequence[int]) -> list[int]:
     """The numbers of the rows, the smallest value of `by` first; equal ones, and what cannot be read, as they stood."""
-    pairs = [*zip(_each(loaded, key, by, read, order, measured=UNMEASURED), order, strict=True)]
+    pairs = [*zip(_row_values(loaded, key, by, read, order, measured=UNMEASURED), order, strict=True)]
     try:
         known = sorted((pair for pair in pairs if pair[0] is not _UNREAD), key=itemgetter(0))
     except TypeError as error:
@@ -224,7 +224,7 @@ def _sorted(loaded: LoadedSpec, key: str, by: str, read: Callable[[int], Row], o
     return [number for _, number in known] + [number for value, number in pairs if value is _UNREAD]
 
 
-def _each(
+def _row_values(
     loaded: LoadedSpec, key: str, text: str, read: Callable[[int], Row], order: Sequence[int], **more: Any
 ) -> list[Any]:
     """What an expression gives for each row; `_UNREAD` for one that cannot be read."""
@@ -246,15 +246,15 @@ def _each(
 
 
 def _dataset(loaded: LoadedSpec, key: str, spec: DatasetSpec, split: str) -> tuple[Callable[[int], Row], int, str, str]:
-    name = filled(loaded, f"{key}.path", spec.path)
+    name = fill_constants(loaded, f"{key}.path", spec.path)
     try:
         folder = dataset_folder(name, base=loaded.base_of(f"{key}.path"), revision=spec.revision)
         files = dataset_files(folder, config=spec.name, split=split)
     except DatasetFault as error:
         given = error.key if getattr(spec, error.key) is not None else "path"
         raise SpecError([loaded.document.fault(f"{key}.{given}", error.message, error.hint)]) from error
-    opened = [_open(loaded, f"{key}.path", path) for path in files]
-    every, total = joined(opened)
+    opened = [_open_split(loaded, f"{key}.path", path) for path in files]
+    every, total = join_readers(opened)
     first = opened[0][0](0) if total and opened[0][1] else {}
     for column, theirs in spec.columns.items():
         if first and theirs not in first:
@@ -271,7 +271,7 @@ def _dataset(loaded: LoadedSpec, key: str, spec: DatasetSpec, split: str) -> tup
     return read, total, f"{name}, {split}", revision
 
 
-def _open(
+def _open_split(
     loaded: LoadedSpec, key: str, path: Path, at: str | None = None, entry: str = ""
 ) -> tuple[Callable[[int], Row], int]:
     try:
@@ -289,7 +289,7 @@ _MAX_MADE_S = 600.0
 _MAX_MADE_CHARS = 2_000_000_000
 
 
-class _Made:
+class _MadeRows:
     """The rows that a function of the author's makes: at once, as they are needed, or each by its number."""
 
     def __init__(self, loaded: LoadedSpec, split: str, source: TaskSource) -> None:
@@ -330,7 +330,7 @@ class _Made:
         if self._is_by_index:
             self.is_endless = True
             return self._by_index, source.limit or PASS
-        self._in_thread(self._call)
+        self._in_thread(self._call_function)
         if source.endless:
             return self._drawn_row, source.limit or PASS
         return (
@@ -340,7 +340,7 @@ class _Made:
     def _refusal(self, message: str, hint: str, key: str = "function") -> SpecError:
         return SpecError([self._loaded.document.fault(f"{self._entry}.{key}", message, hint)])
 
-    def _call(self) -> Iterator[None]:
+    def _call_function(self) -> Iterator[None]:
         """Calls the function and, where its rows are kept, goes through them."""
         made = self._made = self._function(**self._args)
         if inspect.iscoroutine(made):
@@ -356,48 +356,48 @@ class _Made:
         source = self._source
         is_chosen = (source.shuffle, source.when, source.order) != (None, None, None)
         most = None if is_chosen else source.limit
-        self._drawn = self._bounded(itertools.islice(made, most), is_whole=most is not None or source.endless)
+        self._drawn = self._bound_rows(itertools.islice(made, most), is_whole=most is not None or source.endless)
         for row in () if source.endless else self._drawn:
             self._rows.append(row)
             yield
 
-    def _bounded(self, made: Iterable[Any], *, is_whole: bool) -> Iterator[Row]:
+    def _bound_rows(self, made: Iterable[Any], *, is_whole: bool) -> Iterator[Row]:
         chars = 0
         for index, row in enumerate(made):
-            yield self._checked(index, row)
+            yield self._check_row(index, row)
             chars += size(row, _MAX_MADE_CHARS)
             if (not is_whole and index >= _MAX_MADE_ROWS) or chars > _MAX_MADE_CHARS:
                 what = f"{_MAX_MADE_ROWS:,} rows" if chars <= _MAX_MADE_CHARS else f"{_MAX_MADE_CHARS:,} characters"
                 hint = "add 'limit: N', 'endless: true' for rows as they are needed, or write them to a .jsonl file"
                 raise self._refusal(f"'{self._target}' gives more than {what}, which are kept; does it end?", hint)
 
-    def _checked(self, index: int, row: Any) -> Row:
+    def _check_row(self, index: int, row: Any) -> Row:
         if not isinstance(row, (Mapping, type)):
             dump = getattr(row, "model_dump", partial(asdict, row) if is_dataclass(row) else None)
-            row = self._told(dump) if callable(dump) else row
+            row = self._call_author(dump) if callable(dump) else row
         if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
             message = f"row {index} of '{self._target}' is no mapping with text keys"
             raise self._refusal(message, "yield {'question': …}")
         return row
 
     def _by_index(self, index: int) -> Row:
-        return self._checked(index, self._told(lambda: self._function(**self._args, index=index)))
+        return self._check_row(index, self._call_author(lambda: self._function(**self._args, index=index)))
 
     def _checked_at(self, index: int) -> Row:
-        return self._checked(index, self._told(lambda: self._made[index]))
+        return self._check_row(index, self._call_author(lambda: self._made[index]))
 
     def _drawn_row(self, index: int) -> Row:
         """The row of that number of an iterable; those before it are drawn first, and all are kept."""
         with self._lock:
             while len(self._rows) <= index:
-                row = self._told(lambda: next(self._drawn, None))
+                row = self._call_author(lambda: next(self._drawn, None))
                 if row is None:
                     found = f"'{self._target}' ended after {len(self._rows):,} rows"
                     raise self._refusal(found, "remove 'endless'", "endless")
                 self._rows.append(row)
         return self._rows[index]
 
-    def _told(self, draw: Callable[[], Any]) -> Any:
+    def _call_author(self, draw: Callable[[], Any]) -> Any:
         try:
             return draw()
         except (SpecError, KeyboardInterrupt):
@@ -428,10 +428,10 @@ class _Made:
             message = f"'{self._target}' gave {len(self._rows):,} rows in {_MAX_MADE_S:g} s and did not end"
             raise self._refusal(message, hint)
         if failed:
-            self._told(partial(_raised, failed[0]))
+            self._call_author(partial(_raise, failed[0]))
 
 
-def _raised(error: BaseException) -> None:
+def _raise(error: BaseException) -> None:
     raise error
 
 

@@ -14,7 +14,7 @@ import pytest
 from rlenv.checks.validate import validate
 from rlenv.errors import SpecError
 from rlenv.language.loader import load_spec
-from rlenv.tasks.files import MAX_WHOLE_BYTES, joined
+from rlenv.tasks.files import MAX_WHOLE_BYTES, join_readers
 from rlenv.tasks.rows import PASS, Tasks, load_tasks, seed_of, shuffled, spread
 
 HEAD = """
@@ -409,7 +409,7 @@ def test_tasks_are_drawn_evenly_over_their_groups(groups: str, count: int, place
 @pytest.mark.parametrize("counts", [(3,), (2, 3), (0, 2, 0, 1), (1, 1, 1), (0, 0)])
 def test_rows_of_several_files_follow_one_another(counts: tuple[int, ...]) -> None:
     parts = [(lambda index, part=part: {"at": (part, index)}, count) for part, count in enumerate(counts)]
-    read, total = joined(parts)
+    read, total = join_readers(parts)
     assert [read(index)["at"] for index in range(total)] == [
         (part, index) for part, count in enumerate(counts) for index in range(count)
     ]
