@@ -6,7 +6,8 @@ Each transport is played in these modes: `once`, where each call fails the first
 and goes well afterwards; `fell`, where every eighth episode's call, and its answer, fells the server with the calls
 of others in flight; and `chance`, where any request fails by a coin of 10 to 90 %. Servers of HTTP also answer `errors`
 (5xx) to all for up to two seconds after each call of an eighth episode, and `refuse`: now and then they answer all
-requests for up to a second as if the caller were at fault, and every eighth episode asks for what there is not. A valid
+requests for up to a second as if the caller were at fault, and every eighth episode asks for what there is not. In the
+mode `batch` each call of a fourth episode fails, with 500, with all that its server has in flight. A valid
 number that differs from the one that a server which is well gives is wrong, but for that of an eighth episode. Exit
 code 1 where there is one, or where one who fells the server is masked. What is left invalid is counted beside.
 
@@ -41,11 +42,13 @@ from rlenv.trajectory import TermResult
 
 Why = Counter[tuple[str, str]]
 """What became of terms that are not as expected, and what they say of it."""
-MODES = ("once", "fell", "errors", "chance", "refuse")
+MODES = ("once", "fell", "errors", "chance", "refuse", "batch")
 ERRING = ("http", "hidden", "search", "mcp_http")
 """The transports that are played in the mode `errors`."""
 REFUSING = ("http", "hidden", "search", "code", "mcp_http")
 """The transports that are played in the mode `refuse`."""
+BATCHING = ("http", "mcp_http", "judge", "user")
+"""The transports that are played in the mode `batch`."""
 SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
 WELL = {"called": 1.0, "checked": 1.0, "brief": 1.0}
 FELLED = {"called": 0.0, "checked": 0.0, "brief": 1.0}
@@ -185,6 +188,7 @@ class Service:
     """Of each answer, beside some moments that are drawn."""
     seen: set[str] = field(default_factory=set)
     open: set[Any] = field(default_factory=set)
+    flying: set[asyncio.Future[None]] = field(default_factory=set)
     refuses: str = ""
     until: float = 0.0
     """How it answers all requests for a while, "" for one in which it is well; and when that ends."""
@@ -212,11 +216,23 @@ class Service:
             return ""
         return self.rng.choice(kinds)
 
+    async def faulty(self, text: str, kinds: Sequence[str]) -> str:
+        """As `fault`, after the time that it takes in a batch: what others ask takes longer than what is known."""
+        if self.mode != "batch":
+            return self.fault(text, kinds)
+        own = asyncio.get_running_loop().create_future()
+        self.flying.add(own)
+        await asyncio.wait((own,), timeout=0.1 if "fell" in text else 0.4 if "item" in text else 0.05)
+        self.flying.discard(own)
+        for other in self.flying if "fell" in text and not own.done() else ():
+            other.cancel()
+        return "500" if own.done() or "fell" in text else ""
+
     async def spoiled(self, request: web.Request, text: str, kinds: Sequence[str]) -> web.Response | None:
         """What a request that fails is answered; None where it does not fail."""
         self.open.add(request.transport)
         try:
-            fault = self.fault(text, kinds)
+            fault = await self.faulty(text, kinds)
             await asyncio.sleep(self.slow_s + self.rng.uniform(0.0, 0.01))  # so that others are in flight
             if fault in ("fell", "broken"):
                 for transport in list(self.open) if fault == "fell" else [request.transport]:
@@ -269,7 +285,7 @@ class Service:
         nonce = re.search(r'"enum":\["([0-9a-f]{16})"\]', system)
         kinds = ("400", "403", "500", "503", "prose", "broken") if nonce else ("500", "503", "broken")
         text = asked if nonce is None or "left out" not in asked else "known"
-        fault = self.fault(text, kinds)
+        fault = await self.faulty(text, kinds)
         if fault in ("fell", "broken"):
             assert request.transport is not None
             request.transport.abort()
@@ -371,8 +387,8 @@ async def played(
 
     async def work() -> None:
         for n in left:
-            is_own = mode in ("fell", "errors", "refuse") and n % 8 == 0
-            text = "fell" if is_own else f"item-{n}"
+            is_own = (mode in ("fell", "errors", "refuse") and n % 8 == 0) or (mode == "batch" and n % 4 == 0)
+            text = f"item-{n}" if not is_own else f"fell {n}" if mode == "batch" else "fell"
             terms = await asyncio.wait_for(episode(environment, n, text, transport), 900)
             found = {name: term.value for name, term in terms.items()}
             if is_own:
@@ -409,7 +425,7 @@ def main() -> int:
     is_bad = False
     for transport in args.only.split(","):
         for mode in args.modes.split(","):
-            if transport not in {"refuse": REFUSING, "errors": ERRING}.get(mode, SPECS):
+            if transport not in {"refuse": REFUSING, "errors": ERRING, "batch": BATCHING}.get(mode, SPECS):
                 continue
             why = Why()
             found = asyncio.run(play(transport, mode, why=why))

@@ -76,11 +76,7 @@ def quick_result(
 ) -> ToolResult | Made:
     """The result of a call that gives one at once, or what has to be waited for.
 
-    Args:
-        inline: the tool and the arguments of a call that runs on the loop, None for any other.
-
-    Raises:
-        CassetteError: the tape has no answer.
+    `inline`: the tool and the arguments of a call that runs on the loop. Raises CassetteError: there is no answer.
     """
     if inline is None or (asked := _asked(lane, *inline, context)) is None:
         return run(call, context)
@@ -137,9 +133,7 @@ async def tried(
 
 
 def _given(event: Event, output: Any) -> Event:
-    """A try with what it gave. An output of another type is the tool's bug, which the caller finds, then and in a
-    replay.
-    """
+    """A try with what it gave. An output of another type is the tool's bug, which the caller finds."""
     text = output.text if type(output) is ToolOutput else None
     if type(text) is not str:
         return event.ended("failed", {"is_output": type(output) is ToolOutput}, "bug")

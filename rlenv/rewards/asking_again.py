@@ -1,17 +1,15 @@
 """Whose failure it was: what failed unclearly is asked again, beside a question that is known to work.
 
-One rule for all terms. A call is the policy's failure only where that very call fails again, time after time, while a
-known one goes well each time before it. Where it goes well after all, that is what it gives, however the known one
-does. Whatever else happens tells nothing, and is tried again a few times; then nobody can tell, and what depends on it
-has no value. A judge that gives no verdict is asked by the same rule, with and without what the policy wrote.
+One rule for terms, judges and simulated users. A call is the policy's failure only where that very call fails again,
+time after time, while a known one goes well each time before it. Where it goes well after all, that is what it gives.
+Whatever else happens tells nothing, and is tried again a few times; then nobody can tell, and there is no value.
 
-A server that fails by chance is told from one that fails by what it is asked by luck alone: the call is the policy's
-where, did both fail by one chance, so many failures would fall on the very call, and so few on the known one, less than
-once in 20 million times (`_Turns`, Fisher's exact test). Which of them is asked first is drawn, once the known one went
-well: in one order it could take each time what only one can have, such as a place under a rate, or the turn of the
-server that is well of two. A known call that is met by what others do costs more rounds, and no verdict. What decides
-is how often which of them failed. Seconds only say how many known calls are made between two tries, and when to stop:
-waiting for others who ask the same server, or for a process to start, counts for no limit.
+Chance is told from cause by how often which of them failed: did both fail by one chance, so many failures would fall on
+the very call, and so few on the known one, less than once in 20 million times (`_Turns`, Fisher's exact test). Which is
+asked first is drawn, once the known one went well: in one order it could take each time what only one can have.
+What others ask may fell both, and a long call meets that more often than a short one. So now and then the known one is
+asked for longer than the call took, and when it fails, they ask one after the other. Waiting for others, or for a
+process to start, counts for no limit.
 """
 
 from __future__ import annotations
@@ -20,8 +18,9 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from math import comb, inf
 from typing import Any, Final, Generic, TypeVar
 
@@ -43,6 +42,11 @@ _PATIENCE: Final = 16
 """Tries in a row that tell nothing, before nobody can tell: with the pauses between them some 28 s."""
 _FIRST_WAIT_S: Final = 0.05
 _LONGEST_WAIT_S: Final = 2.5
+_LONGER: Final = 3
+"""In one of so many rounds the known one is asked for so many times as long: what others do again meets it then."""
+_FEW: Final = 3
+_OFTEN: Final = 0.3
+"""After so many rounds, and so many failures of the known question in the time of a try, what others ask fells both."""
 _QUEUE: Final = 10
 """For how many times its own time one may wait for others who ask the same server, and for processes to start."""
 
@@ -80,6 +84,10 @@ class Barred(Untold):
     """A try that a limit of rate had no room for: it counts for nothing, not even where it is known to work."""
 
 
+class _TooManyWait(RewardError):
+    """One's turn did not come in the time that there is to wait for it."""
+
+
 Ask = Callable[[], Awaitable[Answered[_T] | Refused | Untold]]
 
 
@@ -89,6 +97,8 @@ class Known:
 
     alone: AbstractAsyncContextManager[Any] = field(default_factory=nullcontext)
     """Held while a call and what is known to work are asked, or those who ask would fell the server for each other."""
+    holds: bool = True
+    """False if it is held no sooner than both have failed."""
     well: int = 0
     failed: int = 0
     """Counted once for all the time that what is asked was gone."""
@@ -109,6 +119,7 @@ class _Turns(Generic[_T]):
     tries: Known
     at_once: int = 1
     fewest: int = 1
+    queue: int = _QUEUE
     keeps_turn: bool = False
     """Whether it waits in its turn until what is asked is back, and others behind it."""
     looks: int = field(init=False)
@@ -123,6 +134,11 @@ class _Turns(Generic[_T]):
     """Of the quickest of one's turns, and of the quickest try of the other question: a machine that stood still for a
     moment made one slow, and not the next."""
     well_at_round: int = 0
+    longest_s: float = 0.0
+    looks_s: float = 0.0
+    """How long the known question is asked at least before the next round. It is drawn, or all would look at once."""
+    known_s: float = 0.0
+    """How long the known question has taken in all."""
     looked_s: float = 0.0
     """What the known question has taken here since the last round, the time left out that its server was away."""
     rounds: int = 0
@@ -132,18 +148,26 @@ class _Turns(Generic[_T]):
     """Tries in a row that told nothing."""
     pause_s: float = 0.0
     """Before the next try."""
+    has_waited: bool = False
+    """True once it has waited to be asked while nobody else is."""
     has_ended: bool = False
     """True once there is no time to wait for another try."""
 
     def __post_init__(self) -> None:
         self.looks = self.each
-        self.queue_s, self.begun = _QUEUE * self.within_s, time.monotonic()
+        self.queue_s, self.begun = self.queue * self.within_s, time.monotonic()
         self.limit = Countdown(self.within_s, self.queue_s)
         self.well_before, self.failed_before = self.tries.well, self.tries.failed
 
     async def given(self) -> _T | None:
         while not self.has_ended and not self._is_done:
-            async with self._turn():
+            if not self.tries.holds and not self.has_waited and self._is_hit_by_others:
+                self.has_waited = True
+                left_s, tries = self.limit.left_s, Known(self.tries.alone)  # what failed beside others counts no more
+                with suppress(_TooManyWait):  # then beside them after all
+                    ask, took_s = partial(in_turn, self.known, self.very, most=self.most), self.tried_s
+                    return await ask(within_s=left_s, took_s=took_s, tries=tries, queue=2)
+            async with self._turn() if self.tries.holds else nullcontext():
                 told = await self._told()
                 # What comes back while one keeps the turn is there for whoever has waited for it.
                 while told is None and self.keeps_turn and not self.has_ended and not self._is_done:
@@ -188,6 +212,10 @@ class _Turns(Generic[_T]):
                 self.looks = random.randint(self.each // 2, self.each * 3 // 2)
             self.turn_s = min(self.turn_s, self.limit.clock_s - begun)
             self.tried_s, self.looked_s = min(self.tried_s, tried_s), 0.0
+            self.longest_s = max(self.longest_s, tried_s)
+            is_short = self.rounds > 2 * _FEW and self.known_s < _LONGER * self.longest_s
+            is_long = not self.tries.holds and (self.each > 1 or is_short or random.random() < 1 / _LONGER)
+            self.looks_s = is_long * random.uniform(1, 2 * _LONGER - 1) * self.longest_s
             return tried
         return None
 
@@ -210,7 +238,7 @@ class _Turns(Generic[_T]):
                 async with asyncio.timeout(self.queue_s):
                     await self.tries.alone.__aenter__()
         except TimeoutError:
-            raise RewardError("too many others waited to ask the same") from None
+            raise _TooManyWait("too many others waited to ask the same") from None
         try:
             self.queue_s -= time.monotonic() - begun
             yield
@@ -231,9 +259,20 @@ class _Turns(Generic[_T]):
         asked = refused + failed + self.tries.well - self.well_before
         return made > 0 and comb(refused + failed, refused) * comb(2 * rounds + 1, rounds) <= comb(asked, refused)
 
+    @property
+    def _is_hit_by_others(self) -> bool:
+        """True if the known question failed so often for its time that a try as long as the other may be hit each time.
+
+        A server that fails at random now and then is none: at that one, those who ask need not wait for each other.
+        """
+        if self.each > 1:
+            return self.tries.failed > 0
+        return self.rounds >= _FEW and self.tries.failed * self.longest_s > _OFTEN * self.known_s
+
     def _has_looked(self, times: int) -> bool:
         """True if the known question went well so often since the last round, or took half as long as a try."""
-        return self.tries.well >= self.well_at_round + times or self.looked_s >= max(_SLOW_S, self.tried_s / 2)
+        has_enough = self.looked_s >= self.looks_s and self.tries.well >= self.well_at_round + times
+        return has_enough or self.looked_s >= max(_SLOW_S, self.tried_s / 2)
 
     @property
     def _has_room(self) -> bool:
@@ -252,8 +291,10 @@ class _Turns(Generic[_T]):
             begun, again = time.monotonic(), self.limit.clock_s
             asked = await _each(self.known, self.at_once)
             tried = next((one for one in asked if not isinstance(one, Answered)), asked[0])
+            took_s = self.limit.clock_s - again
+            self.known_s += took_s
             if isinstance(tried, Answered) or tries.well > self.well_at_round:  # it had come back
-                self.looked_s += self.limit.clock_s - again
+                self.looked_s += took_s
             if isinstance(tried, Barred):
                 return tried
             if not isinstance(tried, Answered):
@@ -263,8 +304,11 @@ class _Turns(Generic[_T]):
                     tries.gone_since = begun if gone_since is None else gone_since
                 tries.failed += gone_since is None or tries.gone_since is None
                 return tried
-            tries.well += sum(one.times for one in asked if isinstance(one, Answered))
+            if is_first or self.each > 1 or tries.holds:
+                tries.well += sum(one.times for one in asked if isinstance(one, Answered))
             tries.gone_since, is_first = None, False
+            if not tries.holds:
+                await asyncio.sleep(0.001)  # one that answers at once would be asked thousands of times
         return None
 
     def _wait(self, tried: Refused | Untold, what: str) -> None:
@@ -305,6 +349,7 @@ async def in_turn(
     tries: Known | None = None,
     at_once: int = 1,
     fewest: int = 1,
+    queue: int = _QUEUE,
     keeps_turn: bool = False,
 ) -> _T | None:
     """The answer to `very`, which was refused once, asked in turn with `known`.
@@ -314,12 +359,13 @@ async def in_turn(
     Fewer times, one at least, where it took long at first (`took_s`) or fells what it asks (`is_dear`), or where
     `within_s` seconds have no room for as many. `tries` are those of `known` that others count too. Each time both are
     asked so many times `at_once`, which has to make no difference to what they are asked. None is as sure as `fewest`
-    rounds, whatever the time. Who `keeps_turn` waits in its turn for what comes back, and others for it.
+    rounds, whatever the time. Others are waited for `queue` times as long at most. Who `keeps_turn` waits in its turn
+    for what comes back, and others for it.
 
     Raises:
         RewardError: nobody can tell.
     """
     each = _DEAR_KNOWN if most > 1 and (is_dear or took_s >= _SLOW_S) else 1
-    turns = _Turns(known, very, most, within_s, each, tries or Known(), at_once, fewest, keeps_turn)
+    turns = _Turns(known, very, most, within_s, each, tries or Known(), at_once, fewest, queue, keeps_turn)
     with running_under(turns.limit):
         return await turns.given()

@@ -208,16 +208,13 @@ class _Falls:
     suspects: int = 0
     """How many wait for it whose requests may have felled it."""
     alone: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by one at a time of those whose requests were cut twice."""
+    """Held by one at a time of those whose requests were cut twice, or fail beside those of others."""
 
 
 @dataclass(slots=True)
 class Felling:
-    """What a server fell over of the questions that hold the same material, as those of a group do.
-
-    `alone` is held by one of them at a time, once its request is cut again, until it is known whose material did it.
-    What is found out of one is known of all, which are as many as the group is large.
-    """
+    """What a server fell over of the questions that hold the same material, as those of a group do: what is found out
+    of one is known of all. `alone` is held by one at a time, once its request is cut again, until that is found."""
 
     alone: asyncio.Lock = field(default_factory=asyncio.Lock)
     material: set[int] = field(default_factory=set)
@@ -328,14 +325,12 @@ async def if_felled(
     is_known: Callable[[], Awaitable[bool]] | None = None,
 ) -> _T:
     """The answer to a request that failed with `error`, where it may have felled the server: it broke the connection.
-
     Where the server is away then, the request is made again once it is back, as are those that found it away for what
     others asked. One over which the connection breaks again is asked in turn with `known`.
 
     Args:
         known: fails at once where the server is away.
         scope: all who share it and ask for what may have felled the server do so one at a time.
-        within_s: by default `tries_s`.
         is_known: asked of a request that was cut again; True where it is known to fell the server.
 
     Raises:
@@ -417,6 +412,11 @@ async def if_refused(
     most, within_s = _REFUSALS if is_refused else ROUNDS, tries_s(room.client)
     again = partial(tried, partial(room.ask, very))
     return await in_turn(looked, again, most=most, within_s=within_s, took_s=took_s)
+
+
+def beside_others(client: Client, scope: Scope) -> Known:
+    """The tries of what is known to work, where others who share `scope` may fell the server for each other."""
+    return Known(scope.keep(("falls", client.endpoint.base_url), _Falls).alone, holds=False)
 
 
 def tries_s(client: Client) -> float:

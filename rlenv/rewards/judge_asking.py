@@ -1,8 +1,4 @@
-"""Asking one judge: its verdict about some material, or why there is none.
-
-What the policy and its tools wrote reaches a judge only as fenced material. A reply that cannot be read is asked for
-again, with another seed.
-"""
+"""Asking one judge: its verdict about some material, or why there is none."""
 
 from __future__ import annotations
 
@@ -29,7 +25,7 @@ from rlenv.language.spec import BreakerSpec, SamplingSpec
 from rlenv.language.templates import Template, TemplateError
 from rlenv.messages import Message
 from rlenv.rewards.asking_again import Answered, HeldUp, Refused, Untold, in_turn, waits_s
-from rlenv.rewards.asking_models import Felling, Pace, at_once, failed, if_felled, if_unread, in_time
+from rlenv.rewards.asking_models import Felling, Pace, at_once, beside_others, failed, if_felled, if_unread, in_time
 from rlenv.rewards.verdict import (
     Fence,
     Health,
@@ -123,11 +119,7 @@ class Asker:
     async def ask(self, place: str, member: Member, question: Question) -> tuple[JudgeReply | Failed, bool]:
         """A judge's verdict, and whether it was known or asked for already; within `member.limit_s` seconds.
 
-        Args:
-            place: what a tape calls the request.
-
-        Raises:
-            RewardError: the prompt cannot be filled in.
+        `place` is what a tape calls the request. Raises RewardError: the prompt cannot be filled in.
         """
         named = [name for name in sorted(self.names) if name in member.names] or list(self.shown)
         # The fence's mark is new for each request, so the key is made of what stands in it.
@@ -182,6 +174,10 @@ class _Asking:
     """Replies in a row about harmless characters that could not be read."""
     why: str = ""
     """The fault of the last reply that could not be read."""
+    is_again: bool = False
+    """Whether each try is one request: it is made again, in turn with a harmless one."""
+    was_hit: bool = False
+    """Whether that one failed just now: then it is asked as often as any, and tells whether the judge is well."""
     turn: Felling | None = None
     """Held where the server fell over the question again."""
 
@@ -229,11 +225,14 @@ class _Asking:
             tried = await self._asked(client, material, limit)
             return Answered(tried) if isinstance(tried, HeldUp) else tried
 
-        known = partial(self._without, client, self._everyone)
+        known, tries = partial(self._without, client, self._everyone), beside_others(client, self.question.scope)
+        self.is_again = True
         try:
-            given = await in_turn(known, again, most=most, within_s=_SHARE * self.limit.left_s)
+            given = await in_turn(known, again, most=most, within_s=_SHARE * self.limit.left_s, tries=tries)
         except RewardError:
             return Failed(found.why)
+        finally:
+            self.is_again = False
         return found if given is None else given
 
     async def _asked(
@@ -298,7 +297,9 @@ class _Asking:
             around = partial(self._around, is_known=is_known, is_at_once=is_at_once)
             completion = await self._chat(client, material, nonce, _LIMITS[-1], self.unread, around)
         except EndpointError as error:
+            self.was_hit = True
             return failed(_WHO, error, is_harmless=is_known)
+        self.was_hit = False
         if (answered := self._answered(client, completion, nonce, {})) is not None:
             return answered
         if is_known:
@@ -317,10 +318,8 @@ class _Asking:
         *,
         most_chars: int | None = None,
     ) -> Completion:
-        """One reply to the question about `material`, of which at most `limit` characters are shown each.
-
-        `most_chars` bounds each text of the reply; `around` makes the request.
-        """
+        """One reply to the question about `material`, of which at most `limit` characters are shown each; `most_chars`
+        bounds each text of the reply, and `around` makes the request."""
         fence, by, member = Fence(limit), self.by, self.member
         fenced = {name: fence(one) for name, one in material.items()}
         prompt = by._filled(member, self.question, fenced)
@@ -370,6 +369,8 @@ class _Asking:
         try:
             found = await asked
         except EndpointError as error:
+            if self.is_again:
+                raise
             known, within_s = partial(known, is_at_once=True), share * self.limit.left_s
             felled = partial(if_felled, known, request, error, client, scope, is_known=self._is_known_to_fell)
             return await felled(most=_ROUNDS, within_s=within_s)
@@ -405,7 +406,7 @@ class _Asking:
         if self.why and (legibility.is_lost or self.unread >= legibility.most):
             raise EndpointError(f"nothing of endpoint '{endpoint.name}' can be read, whatever it is shown: {self.why}")
         health = Health.of(endpoint, self.by.breaker, question.scope, limit_s=self.member.limit_s)
-        if is_at_once:
+        if is_at_once or (self.is_again and not self.was_hit):
             return await (at_once(request) if health is None else health.told(partial(at_once, request)))
         return await (request() if health is None else health.ask(request, caller=question.caller, is_known=is_known))
 

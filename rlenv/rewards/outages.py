@@ -93,10 +93,7 @@ class Lost:
 
 def lost_calls(context: RewardContext, tools: Mapping[str, Tool], *, last_only: bool = False) -> list[Lost]:
     """The calls of the episode, or of its last turn, that may be lost: the policy's own, and those that its code made.
-
-    Args:
-        tools: all that the spec has.
-    """
+    `tools` are all that the spec has."""
     lost: list[Lost] = []
     for turn in context.turns[-1:] if last_only else context.turns:
         for index, result in enumerate(turn.results):
@@ -128,47 +125,15 @@ def _of_code(code: Lost, tools: Mapping[str, Tool]) -> list[Lost]:
     return found
 
 
-async def settled(
-    lost: Lost, tool: Tool | None, context: RewardContext, *, known: Mapping[str, Any] | None = None
-) -> ToolResult:
-    """The result of a lost call once it is known whose failure it was: an answer, or a failure that is the policy's.
-
-    Args:
-        known: arguments that the tool has an answer to; by default its `example`, or those of a call of this episode
-            that went well.
-
-    Raises:
-        RewardError: nobody can tell, or it was the infrastructure's.
-    """
-    return await _settled(lost, tool, context, known, within_s=SHARE * left_s())
-
-
 async def known_call(tool: Tool, arguments: Mapping[str, Any], context: RewardContext) -> ToolResult:
-    """The result of a call that has to go well; one that was lost is made again, until the tool is well or a few times.
-
-    So an outage that is over before the time for the reward is takes no sample from those whom it met.
-    """
+    """The result of a call that has to go well; one that was lost is made again, until it does or a few times."""
     first = await context.call(tool.name, arguments)
     if not is_lost(first) or tool.mutates:
         return first
-
-    async def ask() -> Answered[ToolResult] | Refused | Untold:
-        found = await context.call(tool.name, arguments)
-        why = f"{found.reason or found.outcome}: {found.text:.200}"
-        return Untold(why) if is_lost(found) else Answered(found)
-
-    async def is_there() -> Answered[None] | Refused | Untold:
-        return Answered(None)
-
-    token = asked_again.set(first.reason or first.outcome)
     try:
-        tries = Known(_known_tries(tool, first, context, fells=first.reason in _DEATHS).alone)
-        found = await in_turn(is_there, ask, within_s=SHARE * left_s(), tries=tries)
-        return found or first
+        return await settled(Lost(tool.name, arguments, first), tool, context, known=arguments)
     except RewardError:
         return first
-    finally:
-        asked_again.reset(token)
 
 
 async def settling(
@@ -177,10 +142,8 @@ async def settling(
     """As `settled`, for one call after the other, each with its share of the time that there is, or what it needs.
 
     A policy gains nothing by making more such calls than there is time for: the rest counts as those did that failed
-    again, one that an outage took among them. There is no better rule that no policy can use: it chooses how many calls
-    of its own fail slowly, and it sees which were lost otherwise, or brings such losses about (`busy` by calls at once,
-    `server_died` by one beside a call that fells it). Were what is left over invalid, by its reason, by what was found
-    of others or by an order that is drawn, a policy that has met or made one such loss could choose to be masked.
+    again, one that an outage took among them. Were the rest invalid, by whatever rule, a policy that has met one such
+    loss, or made one, could choose to be masked: it chooses how many calls of its own fail slowly.
     """
     again: ToolResult | None = None
     known: dict[str, ToolResult | RewardError] = {}
@@ -198,7 +161,7 @@ async def settling(
                     if again is None and len(rest) > 1:
                         share = max(share, _FIRST_SHARE * left / len({other.tool for other in rest}))
                     with running_under(limit):
-                        result = await _settled(one, tools.get(one.tool), context, None, within_s=min(left, share))
+                        result = await settled(one, tools.get(one.tool), context, within_s=min(left, share))
                         known[key] = await _with_its_calls(replace(one, result=result), tools, context)
                 except RewardError as error:
                     known[key] = again if again is not None and isinstance(error, TooFewRounds) else error
@@ -269,15 +232,29 @@ async def count_against(lost: Sequence[Lost], tools: Mapping[str, Tool], context
     return found
 
 
-async def _settled(
-    lost: Lost, tool: Tool | None, context: RewardContext, known: Mapping[str, Any] | None, *, within_s: float
+async def settled(
+    lost: Lost,
+    tool: Tool | None,
+    context: RewardContext,
+    *,
+    known: Mapping[str, Any] | None = None,
+    within_s: float | None = None,
 ) -> ToolResult:
+    """The result of a lost call once it is known whose failure it was: an answer, or a failure that is the policy's.
+
+    Args:
+        known: arguments that the tool has an answer to; by default its `example`, or those of a call of this episode
+            that went well.
+
+    Raises:
+        RewardError: nobody can tell, or it was the infrastructure's.
+    """
     failed = lost.result
     known = _known(tool, context) if known is None and tool is not None else known
     if tool is None or tool.mutates or known is None:
         raise _untried(lost, tool)
     asking = _Asking(tool, lost.arguments, known, context, failed)
-    ask = partial(asking.asked, failed, share_of_time(1.0, most_s=within_s))
+    ask = partial(asking.asked, failed, share_of_time(1.0, most_s=SHARE * left_s() if within_s is None else within_s))
     if isinstance(found := await _once(context, f"{tool.name} {lost.arguments!r}", ask), RewardError):
         told = f"a call of '{lost.tool}' failed by no fault of the policy's ({failed.reason or failed.outcome})"
         raise type(found)(f"{told}, or nobody can tell: {found}") from found
@@ -420,7 +397,7 @@ def _known_tries(tool: Tool, failed: ToolResult, context: RewardContext, *, fell
         return newest[0]
     if fells and (tool.reaches_out or tool.shares):
         return context.shared().keep(("outages", tool.name), lambda: Known(_line(tool, context).turn))
-    return Known()
+    return Known(_line(tool, context).turn, holds=False) if failed.reason == _FALLEN else Known()
 
 
 @dataclass(slots=True)

@@ -322,13 +322,13 @@ def _tool(
         try:
             pool = await scope.get(kept, lambda: open_pool(server, size=many, is_trial=is_trial))
             result = await pool.call(remote, arguments, deadline=call.deadline, late=None if is_trial else lost)
-        except CallFailed as error:
-            text = _TOO_LARGE if error.reason == "too_large" else str(error)
-            raise ToolFailed(text, reason=error.reason) from error
         except ServerDied as error:
             lost += [None] * (error.reason != "unavailable")  # it died with this call, perhaps of it
             text = f"the server of the tool {name} stopped during the call"
             raise ToolFailed(text, reason=error.reason, retryable=True) from error
+        except CallFailed as error:
+            text = _TOO_LARGE if error.reason == "too_large" else str(error)
+            raise ToolFailed(text, reason=error.reason) from error
         except (ServerDown, ResourceError) as error:
             if isinstance(error, ResourceError) and call.turn >= 0 and not lost:
                 raise  # nobody plays on without it but who may have felled it, or a call could mask its sample

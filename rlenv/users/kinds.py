@@ -25,7 +25,7 @@ from rlenv.language.templates import Template, TemplateError, template_of
 from rlenv.messages import MalformedCall, Message, Role, ToolCall
 from rlenv.rewards.answer import SEARCHED_CHARS, Pattern, compile_pattern
 from rlenv.rewards.asking_again import Answered, HeldUp, Refused, Untold, in_turn
-from rlenv.rewards.asking_models import Pace, at_once, failed, if_felled, in_time
+from rlenv.rewards.asking_models import Pace, at_once, beside_others, failed, if_felled, in_time
 from rlenv.secrets import redact
 from rlenv.tools.base import Tool
 from rlenv.tools.model import endpoint_of
@@ -109,7 +109,8 @@ class _ModelSession:
         if isinstance(found, Refused):
             within_s = deadline - time.monotonic()
             with suppress(RewardError):
-                text = await in_turn(known, very, most=_ROUNDS, within_s=within_s)
+                tries = beside_others(await user.endpoint.client(context.shared()), context.shared())
+                text = await in_turn(known, very, most=_ROUNDS, within_s=within_s, tries=tries)
                 return None if text is None else spoken(text)
         if not isinstance(found, Answered):
             raise EpisodeError(found.why, reason="user")
@@ -153,16 +154,19 @@ class _ModelSession:
         async def around(request: Callable[..., Awaitable[Completion]]) -> Completion:
             scope, until = context.shared(), _SHARE * deadline + (1 - _SHARE) * time.monotonic()
             pace, within_s = Pace.of(scope, user.endpoint), until - time.monotonic()
+            request = partial(request, retries=0) if attempt else request
             try:
                 return await in_time(known, request, most=_ROUNDS, within_s=within_s, pace=pace)
             except EndpointError as error:
+                if attempt:
+                    raise
                 once, within_s = partial(known, around=at_once), until - time.monotonic()
                 return await if_felled(once, request, error, client, scope, most=_ROUNDS, within_s=within_s)
 
         with asks("user"):
             made = self._made.setdefault(self._spoken, [])  # what a try before this one has called is done
             while True:
-                answer = await ask([*messages, *made], around=around) if opening else await ask(messages)
+                answer = await ask([*messages, *made], around=around if opening else at_once)
                 calls, text = schemas and answer.message.tool_calls, answer.message.content
                 if calls and not opening:
                     return "(a call)"  # asked beside the dialogue: no part of the episode, and nothing of it changes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -320,6 +321,94 @@ def test_those_who_wait_for_one_slow_server_all_get_their_turn(slow_s: float, mo
         return await asyncio.gather(*(settle(replace(context), q) for q in asked))
 
     assert run_skipping(main()) == ["failedpolicy" if n % 8 == 0 else "ok" for n in range(48)]
+
+
+@pytest.mark.parametrize("slow_s", [0.005, 0.1, 0.4, 0.8, 2.0])
+@pytest.mark.parametrize("writers", [1, 2, 4])
+def test_texts_that_fail_all_that_a_server_has_in_flight_move_nobody_elses_number(
+    writers: int, slow_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch fails as a whole, and the server is there at once. What others ask takes longer than what is known."""
+    flying: set[asyncio.Future[None]] = set()
+    lost = ToolResult("tool", "batch failed", "failed", reason="server_error", whose="unclear", seconds=slow_s)
+
+    async def call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        own, q = asyncio.get_running_loop().create_future(), arguments["q"]
+        flying.add(own)
+        await asyncio.wait((own,), timeout=0.1 if q.startswith("fells") else 0.005 if q == "known" else slow_s)
+        flying.discard(own)
+        if q.startswith("fells") and not own.done():
+            for other in flying:
+                other.cancel()
+        return lost if own.done() or q.startswith("fells") else ToolResult(name, "did", "ok")
+
+    async def main() -> list[str]:
+        monkeypatch.setattr(time, "monotonic", asyncio.get_running_loop().time)
+        kept, tool = Scope(), replace(TOOL, reaches_out=True)
+
+        async def settle(q: str) -> str:
+            context = replace(reward_context(call=call), shared=lambda: kept)
+            with running_under(Countdown(60.0)):
+                found = await settled(Lost("tool", {"q": q}, lost), tool, context)
+            return found.outcome + found.whose
+
+        asked = [*(f"fells {n}" for n in range(writers)), *(f"item {n}" for n in range(8))]
+        with paused_for(1.0):
+            return await asyncio.gather(*map(settle, asked))
+
+    random.seed(1)  # of the order of tries, and of the pauses between them
+    assert run_skipping(main()) == [*["failedpolicy"] * writers, *["ok"] * 8]
+
+
+def test_what_fails_beside_others_is_asked_alone_and_what_failed_before_counts_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So a judge and a simulated user are asked too: by `in_turn`, of whatever kind the questions are."""
+    turn, failed_alone, asked = asyncio.Lock(), 0, itertools.count()
+
+    async def ask_known() -> Answered[str] | Refused:
+        await passes(0.01)
+        return Answered("well") if turn.locked() or next(asked) % 10 else Refused("others fell it")
+
+    async def ask_very() -> Refused:
+        nonlocal failed_alone
+        await passes(0.5)
+        failed_alone += turn.locked()
+        return Refused("it fell")
+
+    async def main() -> str | None:
+        monkeypatch.setattr(time, "monotonic", asyncio.get_running_loop().time)
+        return await in_turn(ask_known, ask_very, within_s=36.0, tries=Known(turn, holds=False))
+
+    assert run_skipping(main()) is None
+    assert failed_alone == 13
+
+
+@pytest.mark.parametrize(("known_s", "most_s"), [(0.05, 3 * 36.0), (0.5, 36.0)])
+def test_those_who_fail_at_a_server_that_fails_now_and_then_wait_for_each_other_no_longer_than_twice_their_time(
+    known_s: float, most_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn, chance = asyncio.Lock(), random.Random(1)
+
+    async def ask_known() -> Answered[str] | Refused:
+        await passes(known_s)
+        return Refused("by chance") if chance.random() < 0.02 else Answered("well")
+
+    async def ask_very() -> Refused:
+        await passes(0.5)
+        return Refused("it fell")
+
+    async def main() -> tuple[set[str | None], float]:
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(time, "monotonic", loop.time)
+        tries = (Known(turn, holds=False) for _ in range(100))
+        found = await asyncio.gather(*(in_turn(ask_known, ask_very, within_s=36.0, tries=one) for one in tries))
+        return set(found), loop.time()
+
+    random.seed(1)  # of the order of tries, and of the pauses between them
+    found, seconds = run_skipping(main())
+    assert found == {None}
+    assert seconds < most_s
 
 
 @pytest.mark.parametrize("slow_s", [0.001, 0.2, 0.5, 1.0, 1.4, 2.0, 4.0])

@@ -423,6 +423,8 @@ def test_a_call_that_fails_time_after_time_beside_one_that_works_is_the_policys(
     again = calls.asked[4:]
     if fells:
         assert again == [*[*["gold"] * 20, "mine"] * 3, *["gold"] * 19]
+    elif reason == "server_error":  # now and then the known one is asked for longer
+        assert min(again.count("mine"), again.count("gold")) >= 12
     else:
         assert [sorted(pair) for pair in zip(again[::2], again[1::2], strict=True)] == [["gold", "mine"]] * 12
 

@@ -47,18 +47,6 @@ Connect = Callable[..., AbstractAsyncContextManager[Connection]]
 _starts: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Semaphore]] = {}
 
 
-class ServerDied(Exception):
-    """The server ended, or could not be reached, while it had the call: whether the call was run is not known.
-
-    `reason` is a word of `rlenv.errors.WHOSE`: a server that ends by itself may have been brought to it by the call,
-    where it had no other.
-    """
-
-    def __init__(self, message: str, *, reason: str = "server_died") -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
 class CallFailed(Exception):
     """The server answered a call with an error of the protocol; the message is the server's.
 
@@ -68,6 +56,10 @@ class CallFailed(Exception):
     def __init__(self, message: str, *, reason: str = "server_error") -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class ServerDied(CallFailed):
+    """The server ended, or could not be reached, while it had the call: whether the call was run is not known."""
 
 
 def _place_to_start() -> asyncio.Semaphore:

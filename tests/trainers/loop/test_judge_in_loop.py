@@ -151,6 +151,6 @@ def test_a_panel_in_training_goes_on_without_a_judge_that_is_down(verl: Any, tmp
             output = await play_one()
             assert output.reward_score == 1.5
         # In up to ten rounds, with the material and without: nobody can know whose failure it was before.
-        assert 1 <= len(down) <= 20
+        assert 1 <= len(down) <= 24
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
