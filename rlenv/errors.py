@@ -28,6 +28,7 @@ RlenvError
     │   └── MachineFailed  a machine did not come up, or was ended from outside
     ├── RewardError        a reward term could not be measured
     │   ├── TooFewRounds   a call failed again, and there was no time to tell by what (rlenv.rewards.outages)
+    │   ├── TooManyWait    others took too long before one's turn to ask alone (rlenv.rewards.asking_again)
     │   ├── UnfitAnswer    an answer that a template cannot take (rlenv.rewards.rule)
     │   └── UnfitGold      a gold value that nothing can be compared with (rlenv.rewards.rule)
     ├── EndpointError      a model's server refused, or did not answer

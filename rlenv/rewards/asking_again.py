@@ -8,8 +8,8 @@ Chance is told from cause by how often which of them failed: did both fail by on
 the very call, and so few on the known one, less than once in 20 million times (`_Turns`, Fisher's exact test). Which is
 asked first is drawn, once the known one went well: in one order it could take each time what only one can have.
 What others ask may fell both, and a long call meets that more often than a short one. So now and then the known one is
-asked for longer than the call took, and when it fails, they ask one after the other. Waiting for others, or for a
-process to start, counts for no limit.
+asked for longer than the call took, and where it fails often, they ask one after the other. Waiting for others counts
+for no limit, nor does waiting for a process to start.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ _FIRST_WAIT_S: Final = 0.05
 _LONGEST_WAIT_S: Final = 2.5
 _LONGER: Final = 3
 """In one of so many rounds the known one is asked for so many times as long: what others do again meets it then."""
-_FEW: Final = 3
-_OFTEN: Final = 0.3
+_FEW, _OFTEN = 3, 0.3
 """After so many rounds, and so many failures of the known question in the time of a try, what others ask fells both."""
 _QUEUE: Final = 10
 """For how many times its own time one may wait for others who ask the same server, and for processes to start."""
@@ -84,7 +83,7 @@ class Barred(Untold):
     """A try that a limit of rate had no room for: it counts for nothing, not even where it is known to work."""
 
 
-class _TooManyWait(RewardError):
+class TooManyWait(RewardError):
     """One's turn did not come in the time that there is to wait for it."""
 
 
@@ -149,7 +148,7 @@ class _Turns(Generic[_T]):
     pause_s: float = 0.0
     """Before the next try."""
     has_waited: bool = False
-    """True once it has waited to be asked while nobody else is."""
+    """To be asked while nobody else is."""
     has_ended: bool = False
     """True once there is no time to wait for another try."""
 
@@ -164,9 +163,9 @@ class _Turns(Generic[_T]):
             if not self.tries.holds and not self.has_waited and self._is_hit_by_others:
                 self.has_waited = True
                 left_s, tries = self.limit.left_s, Known(self.tries.alone)  # what failed beside others counts no more
-                with suppress(_TooManyWait):  # then beside them after all
-                    ask, took_s = partial(in_turn, self.known, self.very, most=self.most), self.tried_s
-                    return await ask(within_s=left_s, took_s=took_s, tries=tries, queue=2)
+                ask = partial(in_turn, self.known, self.very, most=self.most, took_s=self.tried_s, queue=2)
+                with suppress(TooManyWait):  # then beside them after all
+                    return await ask(within_s=left_s, tries=tries)
             async with self._turn() if self.tries.holds else nullcontext():
                 told = await self._told()
                 # What comes back while one keeps the turn is there for whoever has waited for it.
@@ -238,7 +237,7 @@ class _Turns(Generic[_T]):
                 async with asyncio.timeout(self.queue_s):
                     await self.tries.alone.__aenter__()
         except TimeoutError:
-            raise _TooManyWait("too many others waited to ask the same") from None
+            raise TooManyWait("too many others waited to ask the same") from None
         try:
             self.queue_s -= time.monotonic() - begun
             yield
@@ -261,13 +260,9 @@ class _Turns(Generic[_T]):
 
     @property
     def _is_hit_by_others(self) -> bool:
-        """True if the known question failed so often for its time that a try as long as the other may be hit each time.
-
-        A server that fails at random now and then is none: at that one, those who ask need not wait for each other.
-        """
-        if self.each > 1:
-            return self.tries.failed > 0
-        return self.rounds >= _FEW and self.tries.failed * self.longest_s > _OFTEN * self.known_s
+        """True if the known question failed so often for its time that each try as long as the other may be hit."""
+        often = self.rounds >= _FEW and self.tries.failed * self.longest_s > _OFTEN * self.known_s
+        return often if self.each == 1 else self.tries.failed > 0
 
     def _has_looked(self, times: int) -> bool:
         """True if the known question went well so often since the last round, or took half as long as a try."""
