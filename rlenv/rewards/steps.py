@@ -17,7 +17,7 @@ from rlenv.language.dialect import ByRow, Float, Text
 from rlenv.language.spec import RewardSpec
 from rlenv.language.templates import template_of
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
-from rlenv.tools.workspace.layer import packed
+from rlenv.tools.workspace.images import packed
 from rlenv.tools.workspace.machine import MachineFailed
 from rlenv.tools.workspace.resource import Workspace, WorkspaceResource
 from rlenv.tools.workspace.starters import ROOT

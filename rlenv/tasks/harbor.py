@@ -26,8 +26,7 @@ from rlenv.errors import Finding, ResourceError, SpecError, UsageError
 from rlenv.language.templates import compile_value
 from rlenv.language.yamltree import parse_text
 from rlenv.secrets import resolve
-from rlenv.tools.workspace.images import ENGINE, MachineImage, prepared, user_in
-from rlenv.tools.workspace.layer import packed
+from rlenv.tools.workspace.images import ENGINE, MachineImage, packed, prepared, user_in
 
 _MOST_PACKED: Final = 4_000_000
 """Bytes of a packed folder that is sent through a shell."""

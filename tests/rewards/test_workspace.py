@@ -308,6 +308,34 @@ def test_the_tests_see_what_is_kept(reachable: Path, keep: list[str], seen: str)
     assert (trajectory.failure, trajectory.reward.total) == (None, 1.0)
 
 
+LEFT: dict[str, tuple[str, str]] = {
+    "changed": ("echo new > calc.py", "new"),
+    "nothing": ("true", "old"),
+    "removed": ("rm calc.py", "none"),
+    "all removed": ("cd /; rm -rf /app/*; rm -rf /app", "none"),
+    "more": ("echo new > calc.py; echo no > check; echo no > conftest.py; rm -r part; ln -s /etc part", "new"),
+    "a link": ("rm calc.py; ln -s check calc.py", "link"),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+@pytest.mark.sandbox
+def test_what_is_not_kept_of_a_folder_is_there_as_at_first(reachable: Path, name: str) -> None:  # noqa: F811
+    act, seen = LEFT[name]
+    (reachable / "repo" / "part").mkdir(parents=True)
+    for file, text in {"calc.py": "old", "check": "link", "part/data": "data"}.items():
+        (reachable / "repo" / file).write_text(f"{text}\n", encoding="utf-8")
+    names = "check part" if seen == "none" else "calc.py check part"
+    found = "cat calc.py 2>/dev/null || echo none; cat check part/data; ls"
+    run = f'[ "$({found})" = "$(printf "%s\\n" {seen} link data {names})" ]'
+    spec = written(reachable, by="status", run=run, tests=None, keep=["/app/calc.py"])
+    held = json.loads(spec.read_text(encoding="utf-8"))
+    held["resources"]["machine"]["path"] = "repo"
+    spec.write_text(json.dumps(held), encoding="utf-8")
+    trajectory, _ = played(spec, [act])
+    assert (trajectory.failure, trajectory.reward.total) == (None, 1.0)
+
+
 PROGRAMS: dict[str, tuple[str, float]] = {
     "right": ("echo 6", 1.0),
     "wrong": ("echo 7", 0.0),

@@ -6,6 +6,7 @@ run reads the note; only `rlenv validate --images` pulls and builds.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import copy
 import fcntl
@@ -329,3 +330,11 @@ def _cached(name: str, fill: Callable[[Path], None]) -> Path:
                 shutil.rmtree(made, ignore_errors=True)
                 raise
     return target
+
+
+def packed(folder: Path) -> str:
+    """A folder's files as a packed archive, in base64: what a shell can take."""
+    held = io.BytesIO()
+    with tarfile.open(fileobj=held, mode="w:gz") as tar:
+        tar.add(folder, ".")
+    return base64.b64encode(held.getvalue()).decode()

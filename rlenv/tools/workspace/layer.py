@@ -73,7 +73,7 @@ def unlink_hidden(lowers: Sequence[Path], binds: Sequence[str], aside: Path) -> 
     looks, folders, made = iter(range(_MOST_LOOKS)), [*map(str, lowers)], count()
     aside.mkdir()
     for folder, (path, status) in ((one, pair) for one in lowers[:-1] for pair in walked(one)):
-        if len(os.fsencode(f"{folder}{path}")) > _DEEPEST or _is_too_deep(status):
+        if len(os.fsencode(f"{folder}{path}")) > _DEEPEST or getattr(status, "errno", 0) == errno.ENAMETOOLONG:
             _move(f"{folder}{path}", aside / str(next(made)))
         elif isinstance(status, OSError):
             raise status
@@ -94,10 +94,6 @@ def _move(path: str, to: Path) -> None:
         os.fchmod(at, mode)
     finally:
         os.close(at)
-
-
-def _is_too_deep(status: object) -> bool:
-    return getattr(status, "errno", 0) == errno.ENAMETOOLONG
 
 
 def _is_hidden(link: Sequence[str], lowers: Sequence[str], binds: Sequence[str], looks: Iterator[int]) -> bool:
@@ -144,7 +140,7 @@ def written_to(folder: Path, most: int, *, looks: int = sys.maxsize) -> int:
                 size += max(status.st_blocks * 512, _LEAST)
             if status.st_nlink > 1 and not is_folder:
                 seen.add(status.st_ino)
-        if looks < 0 or size > most or _is_too_deep(status) or isinstance(status, odd):
+        if looks < 0 or size > most or getattr(status, "errno", 0) == errno.ENAMETOOLONG or isinstance(status, odd):
             return most + 1
     return size
 
@@ -161,7 +157,7 @@ def is_beyond(folder: Path, most: int) -> bool:
 
 def kept_of(target: Path, keep: Sequence[str], layer: Path, exclude: Sequence[str] = ()) -> Path:
     """What is kept of a layer, as a copy; the layer itself where that is all of it, with nothing to take out."""
-    kept = ["".join(f"/{part}" for part in PurePosixPath(one).parts[1:]) for one in keep]
+    kept = _as_parts(keep)
 
     def is_out(copy: str) -> bool:
         path = copy.removeprefix(str(target))
@@ -179,6 +175,21 @@ def kept_of(target: Path, keep: Sequence[str], layer: Path, exclude: Sequence[st
             return layer
     copied(layer, target, is_out)
     return target
+
+
+def others_of(target: Path, keep: Sequence[str], fill: Callable[[], Path]) -> Path:
+    """What a layer holds at first of what is not kept of it, as a copy."""
+    copied(fill(), target, lambda copy: not is_part(copy.removeprefix(str(target)), keep))
+    return target
+
+
+def is_part(path: str, keep: Sequence[str]) -> bool:
+    """True where not all below a path is kept."""
+    return not any(f"{path}/".startswith(f"{one}/") for one in _as_parts(keep))
+
+
+def _as_parts(keep: Sequence[str]) -> list[str]:
+    return ["".join(f"/{part}" for part in PurePosixPath(one).parts[1:]) for one in keep]
 
 
 def like(source: Path, copy: Path) -> None:
@@ -245,14 +256,6 @@ def duplicate(source: Path, copy: Path, *, is_live: bool = False, user: Sequence
         if is_said and (number != errno.ENOSPC or is_disk_full(copy)):  # a file's marks may have no room in another
             raise OSError(number, os.strerror(number))
     return ran.stderr.decode(errors="replace")[:_SAID] or f"status {ran.returncode}" if ran.returncode else ""
-
-
-def packed(folder: Path) -> str:
-    """A folder's files as a packed archive, in base64: what a shell can take."""
-    held = io.BytesIO()
-    with tarfile.open(fileobj=held, mode="w:gz") as tar:
-        tar.add(folder, ".")
-    return base64.b64encode(held.getvalue()).decode()
 
 
 def published(layer: Path, upper: Path) -> None:

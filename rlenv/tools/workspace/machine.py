@@ -112,7 +112,7 @@ class RowTests(NamedTuple):
     command: str
     folder: Path | None = None
     keep: tuple[str, ...] = ()
-    """Absolute paths of the layer, `cwd` where there is none; all others are the image's. `/` keeps all."""
+    """Absolute paths of the layer, `cwd` where there is none; all others are as at first. `/` keeps all."""
     exclude: tuple[str, ...] = ()
     """Patterns of paths that are not kept all the same."""
     time_s: float = 600.0

@@ -241,8 +241,10 @@ class Workspace(layers.Told):
             below, keep, out, tests = base / "kept", given.keep or (self.workdir,), given.exclude, given.folder
             kept = partial(layers.kept_of, below, keep, self.layer, out) if over_layer else partial(self._filled, below)
             try:
-                image = self.tests_image or self.image
-                lowers = [await _threads.finish(kept), image.folder]
+                lowers = [left := await _threads.finish(kept), (image := self.tests_image or self.image).folder]
+                if over_layer and self.source and not self.tests_image and layers.is_part(self.workdir, keep):
+                    filled = partial(self._filled, base / "filled")
+                    lowers.insert(1, await _threads.finish(lambda: layers.others_of(base / "others", keep, filled)))
                 is_own = tests is None and self.tests_image is not None
                 if is_own and not (tests := image.folder / "tests").is_dir():
                     raise MachineFailed("the tests' image has no folder /tests")
@@ -252,11 +254,10 @@ class Workspace(layers.Told):
                     kept = partial(layers.kept_of, base / "collected", keep, upper, out)
                     lowers.insert(0, await _threads.finish(kept))
                 await _threads.finish(lambda: layers.unlink_hidden(lowers, image.binds, base / "out"))
-                left = lowers[-2]
                 if given.patch:
                     lowers.insert(0, await self._patched(base / "patched", given.patch, given.time_s))
                 upper = await _threads.finish(lambda: layers.laid(base, tests))
-                if over_layer and {"/", "/logs/artifacts"} & {one.rstrip("/") or "/" for one in keep}:
+                if over_layer and not layers.is_part("/logs/artifacts", keep):
                     await _threads.finish(lambda: layers.published(left, upper))
                 joins = () if self.has_ended or not over_layer else self._joins
                 # In a shell of its own: one that ends gives a status all the same.
