@@ -62,6 +62,8 @@ _SHORT_WORDS = frozenset(
     "".split()
 )
 _WORD = re.compile(r"[A-Za-z]{2,}")
+_MOST_WORDS = 12
+_VERBS = frozenset("are equal equals give gives has have hence is so therefore thus was were".split())
 _AS_WRITTEN = re.compile(
     # Choices, points, the empty set, times, dates; and with what else may stand there primes, points, `5 h 6 min`.
     r"(?s)[A-Z]+|\\emptyset|[0-2]?\d:[0-5]\d|\d{1,4}([-/.])\d{1,2}\1\d{1,4}"
@@ -254,6 +256,13 @@ def is_text(text: str) -> bool:
     if _AS_WRITTEN.fullmatch(text) or _has_words(text):
         return True
     return _BESIDE.search(_MIXED.sub(lambda mixed: str(_sum(mixed) or mixed[0]), _TEXT.sub(r" \1 ", text))) is not None
+
+
+def is_sentence(text: str) -> bool:
+    """True of a text that says a number or much else, such as a whole solution: nobody answers in just these words."""
+    words = _WORD.findall(_COMMAND.sub(" ", text))
+    says = not _VERBS.isdisjoint(map(str.lower, words)) and any(map(str.isdigit, text))
+    return says or "##" in text or len(words) > _MOST_WORDS
 
 
 def _has_words(text: str) -> bool:

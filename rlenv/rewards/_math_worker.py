@@ -66,6 +66,8 @@ def _parsed(text: str) -> tuple[Any, ...]:
 @lru_cache(maxsize=_GOLDS_KEPT)
 def _is_readable(gold: str) -> bool:
     """True if an accepted answer can be read and compared: a tower of powers can be read alone."""
+    if texts.is_sentence(gold):
+        return False
     kind, parts = listed(gold)
     if kind:
         return all(map(_is_readable, parts))

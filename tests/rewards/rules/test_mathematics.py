@@ -292,7 +292,15 @@ def test_what_is_read_in_part_is_not_that_part() -> None:
     assert [text for text in texts if measure("math_equal", reward_context(answer=text), expect=expect).value] == []
 
 
-@pytest.mark.parametrize("gold", [r"1, 2, \dots, n", "0,001,500", "7|8"])
+SENTENCES = [
+    "The answer is 5",
+    r"The total is \frac{1}{2} of the cake",
+    "Natalia sold 48/2 = 24 clips in May. #### 72",
+    "Half of them went home, and the rest of the class, all but one, stayed until the evening came",
+]
+
+
+@pytest.mark.parametrize("gold", [r"1, 2, \dots, n", "0,001,500", "7|8", *SENTENCES])
 def test_a_gold_value_that_can_be_read_in_part_alone_is_refused(gold: str) -> None:
     with pytest.raises(RewardError, match="cannot be read"):
         measure("math_equal", reward_context(answer="2"), expect=gold)
