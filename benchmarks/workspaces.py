@@ -28,7 +28,7 @@ from rlenv.episodes.rollout import Job, rollout
 from rlenv.language.kinds import CompileContext
 from rlenv.resources.base import ResourceContext
 from rlenv.tools.workspace.resource import KIND, WorkspaceResource, WorkspaceSpec
-from rlenv.tools.workspace.starters import groups, swept
+from rlenv.tools.workspace.starters import list_cgroups, sweep_folders
 
 BARS: Mapping[str, float] = {"boot+end": 25.0, "command": 0.3, "episode": 120.0, "memory": 1.0}
 """Milliseconds of processor time, and MB a machine; for bubblewrap."""
@@ -197,8 +197,8 @@ def left_by(sandbox: str) -> str:
         time.sleep(0.05)
     alive = sum(Path(f"/proc/{pid}/status").exists() for pid in running)
     mounts = Path("/proc/mounts").read_text(encoding="utf-8").count(str(folder))
-    swept()
-    rest = f"{int(folder.exists())} folders, {len(groups(f'{folder.name}*'))} cgroups"
+    sweep_folders()
+    rest = f"{int(folder.exists())} folders, {len(list_cgroups(f'{folder.name}*'))} cgroups"
     return f"{alive} of {len(running)} processes, {mounts} mounts; after the next start {rest}"
 
 

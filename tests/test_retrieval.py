@@ -22,7 +22,7 @@ from rlenv.tools import search as bm25
 from rlenv.tools.http import KIND, HttpSpec
 
 try:
-    bm25._library()
+    bm25._import_bm25()
 except MissingExtra as error:
     pytest.skip(str(error), allow_module_level=True)
 

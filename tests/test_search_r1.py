@@ -22,7 +22,7 @@ from rlenv.tools import search as bm25
 
 pytest.importorskip("pyarrow")
 try:
-    bm25._library()
+    bm25._import_bm25()
 except MissingExtra as error:
     pytest.skip(str(error), allow_module_level=True)
 

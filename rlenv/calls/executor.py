@@ -61,7 +61,7 @@ def coerced(arguments: Mapping[str, Any], check: ArgumentCheck, types: frozenset
     """
     taken: dict[str, Any] = copy.deepcopy(dict(arguments))
     names: list[str] = []
-    for path, wanted in check.mistyped(taken):
+    for path, wanted in check.type_faults(taken):
         if not path:
             return None
         holder: Any = taken

@@ -25,7 +25,7 @@ from rlenv.language.templates import Template, TemplateError, compile_template
 from rlenv.secrets import redact
 from rlenv.tasks.files import task_files
 from rlenv.tools._signature import read_docstring
-from rlenv.tools.mcp import McpSpec, changes
+from rlenv.tools.mcp import McpSpec, describe_changes
 
 _MOST_ROWS = 1_000
 _TYPES: Final = {"int": "integer", "float": "number", "str": "string", "bool": "boolean", "list": "array"}
@@ -180,7 +180,7 @@ def check_servers(subject: Subject) -> Iterator[Finding]:
         bases = bases_of(loaded, path, spec)
         context = CompileContext(loaded.base_of(path), loaded.spec.vars, subject.resources, bases)
         try:
-            found = changes(name, spec, context)
+            found = describe_changes(name, spec, context)
         except UsageError as error:
             yield entry_fault(subject.document, path, error)
             continue

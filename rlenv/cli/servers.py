@@ -202,9 +202,9 @@ def _with_steps(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 async def _boot_image(machine: Any, named: Sequence[Any], context: ResourceContext) -> str:
-    from rlenv.tools.workspace.images import prepared
+    from rlenv.tools.workspace.images import prepare_image
 
-    image, *_ = [await asyncio.to_thread(prepared, one, fetches=True) for one in named if one or one is named[0]]
+    image, *_ = [await asyncio.to_thread(prepare_image, one, fetches=True) for one in named if one or one is named[0]]
     async with machine.open(context) as workspace:
         ran = await workspace.run("true", _BOOT_S)
         if ran.code != 0:

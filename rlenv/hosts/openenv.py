@@ -28,7 +28,7 @@ from rlenv.language.spec import Float, ResourceSpec, Text, ToolSpec
 from rlenv.language.templates import TemplateError, compile_value, template_of, texts_at
 from rlenv.resources.base import ResourceContext
 from rlenv.secrets import set_aside
-from rlenv.tools.base import WORLD, Tool, ToolContext, ToolOutput, common, ends_with, shown
+from rlenv.tools.base import WORLD, Tool, ToolContext, ToolOutput, common, ends_with, show_safely
 
 _OF_THE_ACTION: Final = frozenset(("VALIDATION_ERROR", "EXECUTION_ERROR", "INVALID_JSON"))
 """The server's words for an action that is none, or that its environment fails over."""
@@ -91,7 +91,7 @@ class ServerWorld:
         if failure := self.info.get("failure"):
             raise EpisodeError(f"the server failed: {failure!s:.500}", reason="resource")
         show = partial(_text_of, self.observation) if self._show is None else partial(self._show, self)
-        self.text = shown(show) if hasattr(self, "text") else show()  # nor what the template hides: the action chose it
+        self.text = show_safely(show) if hasattr(self, "text") else show()  # nor what is hidden: the action chose it
 
     async def step(self, action: Mapping[str, Any], turn: int, deadline: float) -> float | None:
         """Takes a step; gives what it paid, None where the server does not say.

@@ -17,7 +17,7 @@ from rlenv.language.dialect import ByRow, Float, Text
 from rlenv.language.spec import RewardSpec
 from rlenv.language.templates import template_of
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
-from rlenv.tools.workspace.images import packed
+from rlenv.tools.workspace.images import pack
 from rlenv.tools.workspace.machine import MachineFailed
 from rlenv.tools.workspace.resource import Workspace, WorkspaceResource
 from rlenv.tools.workspace.starters import ROOT
@@ -85,7 +85,7 @@ async def _over_steps(
     elif not workspace.is_put_back:
         workspace.changed = None  # what is kept of the machine is to have what the last step was worth
         with bounded_by_itself():
-            await workspace.told(spec.resource)
+            await workspace.list_changes(spec.resource)
     if failed := next((one["error"] for one in done if one["error"]), ""):
         raise RewardError(failed)
     worth = [one["value"] or 0.0 for one in done]
@@ -149,10 +149,10 @@ async def next_step(task: Mapping[str, Any], vars: Mapping[str, Any], resources:
 async def _begun(workspace: Workspace, task: Mapping[str, Any], vars: Mapping[str, Any]) -> bool:
     """Makes a step's files in the machine, and runs its set-up; False where what the episode left stands in its way."""
     _, workspace.tests_image = await asyncio.to_thread(workspace.origin.images, task, vars)
-    entry, files = workspace.origin.of_row(task, vars), workspace.origin.source("path", task, vars)
+    entry, files = workspace.origin.fill_row(task, vars), workspace.origin.source("path", task, vars)
     workspace.entry = entry
     place, user = shlex.quote(workspace.workdir), workspace.origin.user_of(workspace.image, entry)
-    put = f"mkdir -p {place} && echo {packed(files)} | base64 -d | tar -xz --no-same-owner -C {place}" if files else ""
+    put = f"mkdir -p {place} && echo {pack(files)} | base64 -d | tar -xz --no-same-owner -C {place}" if files else ""
     for command, who in ((put, ROOT), (f"cd {place}\n{entry.setup}" if entry.setup else "", user)):
         if (command or who is user) and tuple(who) != tuple(workspace.user):
             await workspace.freeze()

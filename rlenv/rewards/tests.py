@@ -33,7 +33,7 @@ from rlenv.language.spec import Bool, Float, Int, RewardSpec, Text
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.rule import NO_ANSWER, compile_for_context, where_answer
 from rlenv.rewards.rules.text import is_near
-from rlenv.tools.trials import Trials, TrialVerdict, check_sandbox, encoded, opened
+from rlenv.tools.trials import Trials, TrialVerdict, check_sandbox, encode_value, open_trials
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def read_calls(value: Any, entry: str) -> Sequence[Test]:
         if not isinstance(given, (list, tuple)):
             raise RewardError(f"calls: test {number} gives {given!r:.80} as args; expected a list")
         values = {"args": list(given), "kwargs": dict(row.get("kwargs") or {}), "expected": expected}
-        message = {"entry": entry, **{key: encoded(one) for key, one in values.items()}}
+        message = {"entry": entry, **{key: encode_value(one) for key, one in values.items()}}
         tests.append(Call(str(row.get("name") or number), message))
     return tests
 
@@ -332,7 +332,7 @@ class _Tests:
             return Measured(0.0, "the code holds a character that no file can hold")
         # On a busy machine, or behind other answers, it may take any time until the code has had its own.
         with bounded_by_itself():
-            trials = await context.shared().get(("tests", self.spec.workers), partial(opened, self.spec.workers))
+            trials = await context.shared().get(("tests", self.spec.workers), partial(open_trials, self.spec.workers))
             return await self._all(tests, (before, code, after), trials, context.seed)
 
     async def _all(self, tests: Sequence[Test], sources: Sequence[str], trials: Trials, seed: int) -> Measured:
@@ -379,14 +379,14 @@ class _Tests:
         if isinstance(test, Call):
             how = {"by": spec.compare, "tolerance": spec.tolerance, "relative_tolerance": spec.relative_tolerance}
             message = {**message, "compare": how}
-        return trials.tested(sources, message, limits=spec, seed=seed, in_place=spec.in_place, is_retry=is_retry)
+        return trials.run_test(sources, message, limits=spec, seed=seed, in_place=spec.in_place, is_retry=is_retry)
 
     async def _printed(
         self, test: Printed, sources: Sequence[str], trials: Trials, seed: int, is_retry: bool
     ) -> TrialVerdict:
         spec = self.spec
         code = "\n".join(source for source in sources if source)
-        output, verdict = await trials.printed(code, test.given, limits=spec, seed=seed, is_retry=is_retry)
+        output, verdict = await trials.run_program(code, test.given, limits=spec, seed=seed, is_retry=is_retry)
         if not verdict.passed:
             return verdict
         same = partial(same_output, output, test.expected, spec.compare, spec.tolerance, spec.relative_tolerance)

@@ -331,7 +331,7 @@ class _Tests:
         with bounded_by_itself():  # what it takes is the episode's doing
             if tests.last:
                 await ran_in_shell(workspace, tests.last, tests.time_s)
-            changed = await workspace.told(self.spec.resource)
+            changed = await workspace.list_changes(self.spec.resource)
             if workspace.is_put_back and workspace.copies:
                 raise RewardError("what the episode had left running lived on beside its tests, and was not recorded")
             is_fresh = not (workspace.commands or workspace.is_put_back)
@@ -378,7 +378,7 @@ class _Tests:
         most = _KEPT_BYTES if log is None or log.file else _MOST_LOG
         while asked < 2 - over_layer:
             try:
-                tested = await workspace.tested(tests, over_layer=over_layer, files=files, most=most)
+                tested = await workspace.run_tests(tests, over_layer=over_layer, files=files, most=most)
             except MachineFailed as error:
                 lost, asked, said = lost + error.is_cut, asked + (not error.is_cut), str(error)
                 if lost == _MOST_LOST:

@@ -26,7 +26,7 @@ from rlenv.errors import Finding, ResourceError, SpecError, UsageError
 from rlenv.language.templates import compile_value
 from rlenv.language.yamltree import parse_text
 from rlenv.secrets import resolve
-from rlenv.tools.workspace.images import ENGINE, MachineImage, packed, prepared, user_in
+from rlenv.tools.workspace.images import ENGINE, MachineImage, pack, prepare_image, user_in
 
 _MOST_PACKED: Final = 4_000_000
 """Bytes of a packed folder that is sent through a shell."""
@@ -282,7 +282,7 @@ class _Task:
         """The image that the task names; None where it is not on this machine yet: no run begins without it."""
         image = self._image(self.folder / "environment", self.at("environment", {}))
         with contextlib.suppress(UsageError, ResourceError):
-            return prepared(image if image.startswith(ENGINE) else self._base / image) if image else None
+            return prepare_image(image if image.startswith(ENGINE) else self._base / image) if image else None
         return None
 
     def _collect(self, step: str, user: Any) -> str:
@@ -362,7 +362,7 @@ def _env_text(env: Mapping[str, str]) -> str:
 
 def _pack(folder: Path) -> str:
     """A folder packed for a shell. Raises SpecError: it is too large for one."""
-    if len(data := packed(folder)) > _MOST_PACKED:
+    if len(data := pack(folder)) > _MOST_PACKED:
         raise _refused(folder, f"it has more than {_MOST_PACKED // 1_000_000} MB, packed; put large files in the image")
     return data
 

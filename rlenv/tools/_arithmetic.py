@@ -32,7 +32,7 @@ class CannotCalculate(Exception):
     """The expression cannot be calculated; the message says why, for the model."""
 
 
-def _exact(value: Number) -> Number:
+def _simplify(value: Number) -> Number:
     """The value in its simplest type and within the size that is kept exact.
 
     Raises CannotCalculate: it is too large, or not a real number.
@@ -43,9 +43,9 @@ def _exact(value: Number) -> Number:
         return value
     if isinstance(value, Fraction):
         if value.denominator == 1:
-            return _exact(value.numerator)
+            return _simplify(value.numerator)
         if value.denominator.bit_length() > _MAX_BITS or value.numerator.bit_length() > _MAX_BITS:
-            return _exact(value.numerator / value.denominator)
+            return _simplify(value.numerator / value.denominator)
         return value
     if not math.isfinite(value):
         raise CannotCalculate(_TOO_LARGE)
@@ -72,10 +72,10 @@ def _power(base: Number, exponent: Number) -> Number:
             raise CannotCalculate(_TOO_LARGE)
     if base < 0 and exponent != int(exponent):
         raise CannotCalculate("a negative number to a fractional power is not a real number")
-    return _root(base) if exponent == Fraction(1, 2) else math.pow(base, exponent)
+    return _square_root(base) if exponent == Fraction(1, 2) else math.pow(base, exponent)
 
 
-def _root(value: Number) -> Number:
+def _square_root(value: Number) -> Number:
     if value < 0:
         raise CannotCalculate("the square root of a negative number is not a real number")
     if not isinstance(value, float):
@@ -85,7 +85,7 @@ def _root(value: Number) -> Number:
     return math.sqrt(value)
 
 
-def _whole(value: Number, what: str) -> int:
+def _to_int(value: Number, what: str) -> int:
     if value != int(value):
         raise CannotCalculate(f"{what} takes whole numbers")
     return int(value)
@@ -93,7 +93,7 @@ def _whole(value: Number, what: str) -> int:
 
 def _round(value: Number, places: Number = 0) -> Number:
     """Halves go away from zero, as people round."""
-    digits = _whole(places, "the second argument of round")
+    digits = _to_int(places, "the second argument of round")
     if abs(digits) > _MAX_EXPONENT:
         raise CannotCalculate("round takes at most 1,000 places")
     exact = Fraction(repr(value)) if isinstance(value, float) else Fraction(value)
@@ -113,28 +113,28 @@ def _log(value: Number, base: Number | None = None) -> Number:
 
 
 def _factorial(value: Number) -> Number:
-    number = _whole(value, "factorial")
+    number = _to_int(value, "factorial")
     if not 0 <= number <= 1_000:
         raise CannotCalculate("factorial takes a whole number from 0 to 1,000")
     return math.factorial(number)
 
 
 def _gcd(*values: Number) -> Number:
-    return math.gcd(*(_whole(value, "gcd") for value in values))
+    return math.gcd(*(_to_int(value, "gcd") for value in values))
 
 
 def _lcm(*values: Number) -> Number:
     result = 1
     for value in values:
-        result = math.lcm(result, _whole(value, "lcm"))
-        _exact(result)
+        result = math.lcm(result, _to_int(value, "lcm"))
+        _simplify(result)
     return result
 
 
 def _sum(*values: Number) -> Number:
     result: Number = 0
     for value in values:
-        result = _exact(result + value)  # 99 fractions have a denominator of 400,000 bits, which takes 0.2 s
+        result = _simplify(result + value)  # 99 fractions have a denominator of 400,000 bits, which takes 0.2 s
     return result
 
 
@@ -160,7 +160,7 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Number], int, int]] = {
     "pow": (_power, 2, 2),
     "round": (_round, 1, 2),
     "sin": (math.sin, 1, 1),
-    "sqrt": (_root, 1, 1),
+    "sqrt": (_square_root, 1, 1),
     "sum": (_sum, 1, _MANY),
     "tan": (math.tan, 1, 1),
 }
@@ -180,7 +180,7 @@ _SIMPLE = re.compile(r"\s*(\d{1,15})\s*([-+*])\s*(\d{1,15})\s*")
 _Token = tuple[str, str, int]
 
 
-def _tokens(text: str) -> list[_Token]:
+def _tokenize(text: str) -> list[_Token]:
     found: list[_Token] = []
     # True for each open parenthesis that belongs to a function: there a comma separates arguments.
     calls: list[bool] = []
@@ -221,17 +221,17 @@ class _Reader:
         self.at = 0
         self.depth = 0
 
-    def whole(self) -> Number:
+    def read_all(self) -> Number:
         value = self.sum()
         self.expect("end", "an operator")
         return value
 
     def expect(self, kind: str, expected: str) -> None:
         if self.tokens[self.at][0] != kind:
-            raise self.unexpected(expected)
+            raise self.unexpected_token(expected)
         self.at += 1
 
-    def unexpected(self, expected: str) -> CannotCalculate:
+    def unexpected_token(self, expected: str) -> CannotCalculate:
         kind, text, place = self.tokens[self.at]
         if kind == "end":
             return CannotCalculate(f"the expression ends where {expected} is expected")
@@ -247,7 +247,7 @@ class _Reader:
         while (kind := self.tokens[self.at][0]) in ("+", "-"):
             self.at += 1
             right = self.product()
-            value = _exact(value + right if kind == "+" else value - right)
+            value = _simplify(value + right if kind == "+" else value - right)
         return value
 
     def product(self) -> Number:
@@ -256,16 +256,16 @@ class _Reader:
             kind, text, _ = self.tokens[self.at]
             if kind == "*" or (kind == "name" and text in ("x", "of")):
                 self.at += 1
-                value = _exact(value * self.signed())
+                value = _simplify(value * self.signed())
             elif kind == "(":
-                value = _exact(value * self.signed())
+                value = _simplify(value * self.signed())
             elif kind in ("/", "//", "%"):
                 self.at += 1
                 right = self.signed()
                 if kind == "/":
-                    value = _exact(_divide(value, right))
+                    value = _simplify(_divide(value, right))
                 else:
-                    value = _exact(value // right if kind == "//" else value % right)
+                    value = _simplify(value // right if kind == "//" else value % right)
             else:
                 return value
 
@@ -283,7 +283,7 @@ class _Reader:
             self.depth += 1
             if self.depth > _MAX_DEPTH:
                 raise CannotCalculate(f"more than {_MAX_DEPTH} powers follow each other")
-            value = _exact(_power(value, self.signed()))
+            value = _simplify(_power(value, self.signed()))
             self.depth -= 1
         return value
 
@@ -291,7 +291,7 @@ class _Reader:
         value = self.atom()
         while self.tokens[self.at][0] == "%" and not self.operand_follows(self.at + 1):
             self.at += 1
-            value = _exact(_divide(value, 100))
+            value = _simplify(_divide(value, 100))
         return value
 
     def operand_follows(self, at: int) -> bool:
@@ -302,7 +302,7 @@ class _Reader:
         kind, text, place = self.tokens[self.at]
         if kind == "number":
             self.at += 1
-            return _number(text)
+            return _parse_number(text)
         if kind == "(":
             self.at += 1
             value = self.sum()
@@ -313,7 +313,7 @@ class _Reader:
             return _CONSTANTS[text]
         if kind == "name":
             return self.call(text, place)
-        raise self.unexpected("a number")
+        raise self.unexpected_token("a number")
 
     def call(self, name: str, place: int) -> Number:
         if name not in _FUNCTIONS:
@@ -330,16 +330,16 @@ class _Reader:
         if not least <= len(values) <= most:
             wanted = str(least) if least == most else f"{least} or {most}" if most < _MANY else f"at least {least}"
             raise CannotCalculate(f"{name} takes {wanted} argument{'s' if most > 1 else ''}, found {len(values)}")
-        return _exact(function(*values))
+        return _simplify(function(*values))
 
 
-def _number(text: str) -> Number:
+def _parse_number(text: str) -> Number:
     if text.isdecimal():
         return int(text)
     exponent = text.lower().partition("e")[2]
     if len(exponent) > 5 or (exponent and abs(int(exponent)) > _MAX_EXPONENT):
         raise CannotCalculate(f"the exponent of {text[:30]} is too large (at most {_MAX_EXPONENT:,})")
-    return _exact(Fraction(text))
+    return _simplify(Fraction(text))
 
 
 def calculate(expression: str) -> Number:
@@ -357,7 +357,7 @@ def calculate(expression: str) -> Number:
     if not text.strip():
         raise CannotCalculate("the expression is empty")
     try:
-        return _Reader(_tokens(text)).whole()
+        return _Reader(_tokenize(text)).read_all()
     except ZeroDivisionError:
         raise CannotCalculate("division by zero") from None
     except OverflowError:
@@ -366,7 +366,7 @@ def calculate(expression: str) -> Number:
         raise CannotCalculate("a function is not defined for its argument") from None
 
 
-def as_text(value: Number) -> str:
+def format_number(value: Number) -> str:
     """The value as people write it.
 
     Whole numbers in full; others exactly where 15 significant digits are enough, else rounded to 12, though never
@@ -384,11 +384,11 @@ def as_text(value: Number) -> str:
         context = Context(prec=max(15, digits))
         shown = context.divide(Decimal(exact.numerator), Decimal(exact.denominator))
         if not context.flags[Inexact]:
-            return _plain(shown)
+            return _write_decimal(shown)
     context = Context(prec=max(12, digits))
-    return _plain(context.divide(Decimal(exact.numerator), Decimal(exact.denominator)))
+    return _write_decimal(context.divide(Decimal(exact.numerator), Decimal(exact.denominator)))
 
 
-def _plain(value: Decimal) -> str:
+def _write_decimal(value: Decimal) -> str:
     text = f"{value:f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

@@ -45,7 +45,7 @@ def is_hidden(path: Path) -> bool:
     return any(path.resolve().is_relative_to(folder) for folder in _HIDDEN)
 
 
-def bubblewrap() -> str:
+def bwrap_path() -> str:
     """The path of bwrap.
 
     Raises:
@@ -59,14 +59,14 @@ def bubblewrap() -> str:
     return found
 
 
-def unseen(folder: str) -> list[str]:
+def hidden_below(folder: str) -> list[str]:
     """What of a folder of this machine's is not to be seen inside."""
     return [one for one in sorted(UNSEEN) if folder in map(str, Path(one).parents) and Path(one).is_dir()]
 
 
 def read_only(folder: str) -> list[str]:
     """bwrap's options for a folder of this machine's, but for what is not to be seen of it."""
-    return ["--ro-bind", folder, folder, *(word for one in unseen(folder) for word in ("--tmpfs", one))]
+    return ["--ro-bind", folder, folder, *(word for one in hidden_below(folder) for word in ("--tmpfs", one))]
 
 
 class Handshake:
@@ -99,7 +99,7 @@ class Handshake:
 
     @property
     def fileno(self) -> int:
-        """Can be read once bwrap has started its sandbox, or has ended; `started` does not wait then."""
+        """Can be read once bwrap has started its sandbox, or has ended; `map_users` does not wait then."""
         return self._told
 
     @property
@@ -111,7 +111,7 @@ class Handshake:
         """Closes this side's copies of what was passed on."""
         self._close(self._tell, self._wait)
 
-    def started(self) -> int:
+    def map_users(self) -> int:
         """Maps the users and lets the sandbox go on; its first process.
 
         Raises:
@@ -141,10 +141,10 @@ class Handshake:
                 os.close(fd)
 
 
-def _tried(*, other_user: bool) -> str:
+def _try_sandbox(*, other_user: bool) -> str:
     """The output of a sandbox that should write nothing."""
     handshake = Handshake(other_user=other_user)
-    argv = [bubblewrap(), "--unshare-all", *handshake.options, "--die-with-parent", "--ro-bind", "/", "/"]
+    argv = [bwrap_path(), "--unshare-all", *handshake.options, "--die-with-parent", "--ro-bind", "/", "/"]
     argv += ["--dev", "/dev", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN"]
     try:
         process = subprocess.Popen(
@@ -157,7 +157,7 @@ def _tried(*, other_user: bool) -> str:
         with process:
             handshake.is_given()
             with contextlib.suppress(OSError, ValueError):
-                handshake.started()
+                handshake.map_users()
             handshake.close()
             _, said = process.communicate(timeout=30)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -172,7 +172,7 @@ def _tried(*, other_user: bool) -> str:
 @lru_cache(maxsize=1)
 def has_other_user() -> bool:
     """True if what runs inside is another user than root, because rlenv is root and may say so."""
-    return os.geteuid() == 0 and shutil.which("setpriv") is not None and not _tried(other_user=True)
+    return os.geteuid() == 0 and shutil.which("setpriv") is not None and not _try_sandbox(other_user=True)
 
 
 @lru_cache(maxsize=1)
@@ -182,8 +182,8 @@ def check_bubblewrap() -> str:
     Raises:
         UsageError: it is not installed, or the kernel does not let it make a sandbox; the message names the fix.
     """
-    path = bubblewrap()
-    if not has_other_user() and (said := _tried(other_user=False)):
+    path = bwrap_path()
+    if not has_other_user() and (said := _try_sandbox(other_user=False)):
         raise UsageError(
             f"the sandbox bubblewrap does not work here ({said})",
             hint="the kernel or the container must allow user namespaces",
@@ -203,7 +203,7 @@ class Confined:
     has_run: bool = True
 
 
-def _bound(path: str, *, may_write: bool) -> list[str]:
+def _bind_options(path: str, *, may_write: bool) -> list[str]:
     options: list[str] = []
     for parent in reversed(Path(path).parents):
         if any(parent.is_relative_to(hidden) for hidden in _HIDDEN):  # bwrap's own would be for the owner alone
@@ -211,15 +211,15 @@ def _bound(path: str, *, may_write: bool) -> list[str]:
     return [*options, "--bind" if may_write else "--ro-bind", path, path]
 
 
-def _files(program: str, folders: Mapping[str, bool]) -> list[str]:
+def _mount_options(program: str, folders: Mapping[str, bool]) -> list[str]:
     """The mounts of a sandbox: the machine's files, but for those that are hidden, the program's and `folders`."""
     options = ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
     hidden = [path for path in _HIDDEN if Path(path).is_dir() and not Path(path).is_symlink()]
     for path in (*hidden, "/dev/shm"):
         options += ["--perms", "1777" if path in _SHARED else "0755", "--size", str(_SHARED_BYTES), "--tmpfs", path]
-    options += _bound(program, may_write=False)
+    options += _bind_options(program, may_write=False)
     for folder, may_write in folders.items():
-        options += _bound(folder, may_write=may_write)
+        options += _bind_options(folder, may_write=may_write)
         if may_write and has_other_user():
             os.chown(folder, NOBODY, NOBODY)
     for path in (*hidden, "/dev"):
@@ -234,7 +234,7 @@ def _counts_by_sandbox() -> bool:
     return (major, minor) >= (5, 14)
 
 
-def _as_user(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+def _user_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """The capabilities that starting `argv` as its user takes, and the program that does."""
     capabilities = ["--cap-drop", "ALL"]
     if _counts_by_sandbox():
@@ -251,7 +251,7 @@ def _as_user(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 @contextmanager
-def confined(
+def confine(
     argv: Sequence[str], *, folders: Mapping[str, bool], cwd: str, processes: bool = True
 ) -> Iterator[Confined]:
     """`argv` in a sandbox; on an event loop, which has to run on until the program has ended.
@@ -273,11 +273,11 @@ def confined(
     if len(argv) > _MOST_WORDS:
         raise OSError(errno.E2BIG, os.strerror(errno.E2BIG))
     sandbox = [check_bubblewrap(), "--unshare-all", "--die-with-parent", "--new-session"]
-    capabilities, program = _as_user(argv)
-    sandbox += [*_files(argv[0], folders), "--chdir", cwd, *capabilities]
+    capabilities, program = _user_command(argv)
+    sandbox += [*_mount_options(argv[0], folders), "--chdir", cwd, *capabilities]
     with (
         closing(Handshake(other_user=has_other_user())) as handshake,
-        _pipe() as (told, status),  # no file, to which bwrap may not write where `disk_mb` is 0
+        _open_pipe() as (told, status),  # no file, to which bwrap may not write where `disk_mb` is 0
         os.fdopen(os.memfd_create("filter"), "wb", 0) as filter_file,
     ):
         os.pwrite(filter_file.fileno(), system_call_filter("program" if processes else "single"), 0)
@@ -286,14 +286,14 @@ def confined(
         found = Confined((*sandbox, *options, "--", *program), (*handshake.pass_fds, *fds), has_sandbox=False)
         loop = asyncio.get_running_loop()
 
-        def started() -> None:
+        def map_users() -> None:
             loop.remove_reader(handshake.fileno)
             with contextlib.suppress(OSError, ValueError):  # bwrap ends, and says why
-                handshake.started()
+                handshake.map_users()
                 found.has_sandbox = True
             handshake.close()
 
-        loop.add_reader(handshake.fileno, started)
+        loop.add_reader(handshake.fileno, map_users)
         try:
             yield found
         finally:
@@ -304,7 +304,7 @@ def confined(
 
 
 @contextmanager
-def _pipe() -> Iterator[tuple[FileIO, FileIO]]:
+def _open_pipe() -> Iterator[tuple[FileIO, FileIO]]:
     out, into = os.pipe()
     with FileIO(out) as told, FileIO(into, "w") as tell:
         yield told, tell

@@ -94,14 +94,14 @@ def stop_reason(
     return ("late" if work.state == "D" and work.cpu_s < time_s / 2 else "timeout"), 0.0
 
 
-def plain(value: Any) -> Any:
+def plain_copy(value: Any) -> Any:
     """A copy of what `is_plain` of `_zygote` took, each text such that any reader takes it."""
     kind = type(value)
     if kind is str:
         return encodable(value)
     if kind is list:
-        return [plain(item) for item in value]
-    return {encodable(key): plain(item) for key, item in value.items()} if kind is dict else value
+        return [plain_copy(item) for item in value]
+    return {encodable(key): plain_copy(item) for key, item in value.items()} if kind is dict else value
 
 
 def read_result(said: bytes, token: str) -> tuple[str | None, Any, str | None] | None:
@@ -118,8 +118,8 @@ def read_result(said: bytes, token: str) -> tuple[str | None, Any, str | None] |
     shown, error = told["shown"], told["error"]
     if type(shown) not in (str, type(None)) or type(error) not in (str, type(None)) or not is_plain(told["result"]):
         return None
-    return _text(shown, _MAX_SHOWN), plain(told["result"]), _text(error, _MAX_ERROR)
+    return _cut_text(shown, _MAX_SHOWN), plain_copy(told["result"]), _cut_text(error, _MAX_ERROR)
 
 
-def _text(text: str | None, most: int) -> str | None:
+def _cut_text(text: str | None, most: int) -> str | None:
     return None if text is None else encodable(text[:most])

@@ -27,7 +27,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
-from rlenv.tools._matching import matches, short
+from rlenv.tools._matching import matches, short_repr
 
 MAX_FRAME = 4 * 1024 * 1024
 MAX_ITEMS = 100_000
@@ -46,7 +46,7 @@ class _Gone(BaseException):
     """The code has ended, or sent what no value is. No `except Exception` of a test may take it for an error."""
 
 
-def encoded(value: Any, refer: Callable[[Any], Any] | None = None) -> Any:
+def encode_value(value: Any, refer: Callable[[Any], Any] | None = None) -> Any:
     """`value` as JSON; what is no data as `refer` has it.
 
     Instances of derived classes (a Counter, a namedtuple, an IntEnum) are what the class that they derive from holds.
@@ -67,50 +67,50 @@ def encoded(value: Any, refer: Callable[[Any], Any] | None = None) -> Any:
         return value if math.isfinite(value) else ["float", repr(value)]
     if isinstance(value, dict):
         pairs: Any = dict.items(value)
-        return ["dict", *([encoded(pair[0], refer), encoded(pair[1], refer)] for pair in pairs)]
+        return ["dict", *([encode_value(pair[0], refer), encode_value(pair[1], refer)] for pair in pairs)]
     for base in (list, tuple, set, frozenset):
         if isinstance(value, base):
             items: Iterator[Any] = base.__iter__(value)  # type: ignore[arg-type]
-            return [base.__name__, *(encoded(one, refer) for one in items)]
-    return _rare(value, refer)
+            return [base.__name__, *(encode_value(one, refer) for one in items)]
+    return _encode_rare(value, refer)
 
 
-def _rare(value: Any, refer: Callable[[Any], Any] | None) -> Any:
+def _encode_rare(value: Any, refer: Callable[[Any], Any] | None) -> Any:
     if isinstance(value, (bytes, bytearray)):
         return [type(value).__name__, base64.b64encode(value).decode()]
     if isinstance(value, complex):
-        return ["complex", encoded(value.real), encoded(value.imag)]
+        return ["complex", encode_value(value.real), encode_value(value.imag)]
     if isinstance(value, range):
-        return ["range", *map(encoded, (value.start, value.stop, value.step))]
+        return ["range", *map(encode_value, (value.start, value.stop, value.step))]
     if isinstance(value, decimal.Decimal):
         return ["Decimal", str(value)]
     if isinstance(value, fractions.Fraction):
-        return ["Fraction", encoded(value.numerator), encoded(value.denominator)]
+        return ["Fraction", encode_value(value.numerator), encode_value(value.denominator)]
     if isinstance(value, (type({}.keys()), type({}.values()), type({}.items()))):
-        return ["list", *(encoded(one, refer) for one in list[Any](value))]
+        return ["list", *(encode_value(one, refer) for one in list[Any](value))]
     if isinstance(value, Iterator):
         items = list(itertools.islice(value, MAX_ITEMS + 1))
         if len(items) > MAX_ITEMS:
             raise Unfit(f"an iterator gave more than {MAX_ITEMS} items")
-        return ["iterator", *(encoded(item, refer) for item in items)]
+        return ["iterator", *(encode_value(item, refer) for item in items)]
     if refer is None:
         raise Unfit(f"a {type(value).__name__} is no plain data")
     return refer(value)
 
 
-def decoded(value: Any, meant: Callable[[Any], Any]) -> Any:
-    """The value that `encoded` wrote; `meant` gives what a reference stands for.
+def decode_value(value: Any, meant: Callable[[Any], Any]) -> Any:
+    """The value that `encode_value` wrote; `meant` gives what a reference stands for.
 
     Raises:
-        Unfit, ValueError, TypeError, …: it was not written by `encoded`.
+        Unfit, ValueError, TypeError, …: it was not written by `encode_value`.
     """
     if not isinstance(value, list):
         return value
     name, *items = value
     if name in _CONTAINERS:
-        return _CONTAINERS[name]([decoded(item, meant) for item in items])
+        return _CONTAINERS[name]([decode_value(item, meant) for item in items])
     if name == "dict":
-        return {decoded(key, meant): decoded(item, meant) for key, item in items}
+        return {decode_value(key, meant): decode_value(item, meant) for key, item in items}
     if name == "ref":
         return meant(value)
     if name == "int":
@@ -123,7 +123,7 @@ def decoded(value: Any, meant: Callable[[Any], Any]) -> Any:
     }  # fmt: skip
     if name not in simple:
         raise Unfit(f"no kind of value is called {name!r:.40}")
-    return simple[name](*(decoded(item, meant) for item in items))
+    return simple[name](*(decode_value(item, meant) for item in items))
 
 
 class Channel:
@@ -162,7 +162,7 @@ class Channel:
 # The side of the policy's code. All of it is in the code's own hands.
 
 
-def program(wanted: Mapping[str, Any]) -> None:
+def run_program(wanted: Mapping[str, Any]) -> None:
     """Runs the code as a program that reads its input and prints; an exit with status 0 is a good end."""
     names: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins, "exit": sys.exit, "quit": sys.exit}
     try:
@@ -172,7 +172,7 @@ def program(wanted: Mapping[str, Any]) -> None:
             raise
 
 
-def serve(wanted: Mapping[str, Any], fd: int) -> None:
+def serve_calls(wanted: Mapping[str, Any], fd: int) -> None:
     """Runs the code, then what it is asked to call until nobody asks any more."""
     # Not __main__: what a script does when it is started is no part of what is called.
     names: dict[str, Any] = {"__name__": "solution", "__builtins__": builtins}
@@ -201,19 +201,19 @@ def serve(wanted: Mapping[str, Any], fd: int) -> None:
         try:
             value, changed = meant(target), None
             if args is not None:
-                positional = decoded(args, meant)
-                value = value(*positional, **decoded(kwargs, meant))
-                changed = encoded(positional, refer) if wanted["in_place"] else None
-            reply = ["value", encoded(value, refer), changed]
+                positional = decode_value(args, meant)
+                value = value(*positional, **decode_value(kwargs, meant))
+                changed = encode_value(positional, refer) if wanted["in_place"] else None
+            reply = ["value", encode_value(value, refer), changed]
         except BaseException as error:
-            reply = ["raised", type(error).__name__, _text(error)]
+            reply = ["raised", type(error).__name__, _error_text(error)]
         try:
             channel.write(reply)
         except Unfit as error:
             channel.write(["raised", "OverflowError", f"what the code returned: {error}"])
 
 
-def _text(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     try:
         return str(error)[:_MAX_TEXT]
     except BaseException:  # the code's own class
@@ -233,14 +233,14 @@ class _Code:
         self.fault = ""
         """Why nothing comes from the code any more; "" while it answers."""
 
-    def called(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self._answer([target, encoded(list(args), _reference), encoded(kwargs, _reference)], args)
+    def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._ask([target, encode_value(list(args), _refer_to), encode_value(kwargs, _refer_to)], args)
 
-    def got(self, target: Any) -> Any:
+    def get_value(self, target: Any) -> Any:
         """The value of a name in the code: data, or a reference."""
-        return self._answer([target, None, None], ())
+        return self._ask([target, None, None], ())
 
-    def _answer(self, question: list[Any], args: tuple[Any, ...]) -> Any:
+    def _ask(self, question: list[Any], args: tuple[Any, ...]) -> Any:
         self.was_asked = True
         if self.fault:
             raise _Gone
@@ -248,23 +248,23 @@ class _Code:
             self._channel.write(question)
             kind, first, second = self._channel.read()
             if kind == "value":
-                value = decoded(first, self._remote)
+                value = decode_value(first, self._remote_of)
                 if self._in_place and question[1] is not None:
-                    _changed(args, decoded(second, self._remote))
+                    _copy_back(args, decode_value(second, self._remote_of))
                 return value
-            error = _error(first, second)
+            error = _build_error(first, second)
         except (EOFError, OSError):
-            self.gone("the code's process ended")
+            self.give_up("the code's process ended")
         except Exception as unfit:  # whatever it is, the code wrote it
-            self.gone(f"the code sent what is no value ({type(unfit).__name__})")
+            self.give_up(f"the code sent what is no value ({type(unfit).__name__})")
         raise error
 
-    def gone(self, why: str) -> NoReturn:
+    def give_up(self, why: str) -> NoReturn:
         self.was_asked = True
         self.fault = self.fault or why
         raise _Gone
 
-    def _remote(self, reference: Any) -> Remote:
+    def _remote_of(self, reference: Any) -> Remote:
         _, number = reference
         if type(number) is not int:
             raise Unfit("a reference to no object")
@@ -280,24 +280,24 @@ class Remote:
         self._reference = reference
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._code.called(self._reference, args, kwargs)
+        return self._code.call(self._reference, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return self._code.got([*self._reference, name])
+        return self._code.get_value([*self._reference, name])
 
-    def _refused(self, *others: Any) -> NoReturn:
-        self._code.gone("the code gave an object that is no plain data")
+    def _refuse(self, *others: Any) -> NoReturn:
+        self._code.give_up("the code gave an object that is no plain data")
 
     def __bool__(self) -> bool:
         return True
 
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refused
-    __len__ = __iter__ = __contains__ = __getitem__ = __int__ = __float__ = __hash__ = _refused
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __len__ = __iter__ = __contains__ = __getitem__ = __int__ = __float__ = __hash__ = _refuse
 
 
-def _reference(value: Any) -> Any:
+def _refer_to(value: Any) -> Any:
     if type(value) is Remote:
         return value._reference
     name = value.__name__ if isinstance(value, type) else ""
@@ -306,7 +306,7 @@ def _reference(value: Any) -> Any:
     raise Unfit(f"a test handed over a {type(value).__name__}, which is no plain data")
 
 
-def _changed(args: tuple[Any, ...], after: list[Any]) -> None:
+def _copy_back(args: tuple[Any, ...], after: list[Any]) -> None:
     """Makes the arguments what the code made of them."""
     for mine, theirs in zip(args, after, strict=True):
         if type(mine) is not type(theirs):
@@ -318,7 +318,7 @@ def _changed(args: tuple[Any, ...], after: list[Any]) -> None:
             mine.update(theirs)
 
 
-def _error(name: str, text: str) -> BaseException:
+def _build_error(name: str, text: str) -> BaseException:
     if not isinstance(name, str) or not isinstance(text, str) or not name.isidentifier():
         raise Unfit("an exception without a name")
     kind: Any = getattr(builtins, name, None)
@@ -333,20 +333,20 @@ def _error(name: str, text: str) -> BaseException:
     return error
 
 
-def judge(wanted: Mapping[str, Any], fd: int) -> dict[str, Any]:
+def judge_test(wanted: Mapping[str, Any], fd: int) -> dict[str, Any]:
     """Runs one test: `{"passed", "why", "gone", "asked"}`; `gone` says that the code gave no value any more, `asked`
     that the test wanted something of it."""
     code = _Code(fd, in_place=wanted["in_place"])
     why = ""
     try:
         if "entry" in wanted:
-            why = _call(wanted, code)
+            why = _check_call(wanted, code)
         else:
-            _run(wanted, code)
+            _run_test(wanted, code)
     except SystemExit as ended:  # of the tests themselves, as unittest.main() does
         why = "" if ended.code in (None, 0) else f"the tests ended with status {ended.code!r:.40}"
     except BaseException as error:
-        why = _described(error)
+        why = _describe_error(error)
     return {
         "passed": not (why or code.fault),
         "why": code.fault or why,
@@ -355,7 +355,7 @@ def judge(wanted: Mapping[str, Any], fd: int) -> dict[str, Any]:
     }
 
 
-def _bound(source: str, names: dict[str, Any], code: _Code, *, is_test: bool) -> Any:
+def _bind_names(source: str, names: dict[str, Any], code: _Code, *, is_test: bool) -> Any:
     """`source` compiled, each name of it that nobody defines bound to the code's, or to the module of that name where
     it is not called.
 
@@ -364,7 +364,7 @@ def _bound(source: str, names: dict[str, Any], code: _Code, *, is_test: bool) ->
     """
     tree = ast.parse(source, "<tests>")
     read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    free = read - _defined(tree) - names.keys()
+    free = read - _defined_names(tree) - names.keys()
     missing = {name for name in free if not hasattr(builtins, name)}
     called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
     if (
@@ -380,7 +380,7 @@ def _bound(source: str, names: dict[str, Any], code: _Code, *, is_test: bool) ->
     return compile(tree, "<tests>", "exec")
 
 
-def _defined(tree: ast.AST) -> set[str]:
+def _defined_names(tree: ast.AST) -> set[str]:
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
@@ -396,42 +396,42 @@ def _defined(tree: ast.AST) -> set[str]:
     return found
 
 
-def _run(wanted: Mapping[str, Any], code: _Code) -> None:
+def _run_test(wanted: Mapping[str, Any], code: _Code) -> None:
     # Where unittest.main() looks for tests.
     module = sys.modules["__main__"] = types.ModuleType("__main__")
     names, sys.argv = module.__dict__, ["tests"]
     names["__builtins__"] = builtins
     own = {name: Remote(code, ["ref", name]) for name in wanted["names"]}
-    exec(_bound(wanted["setup"], names, code, is_test=False), names)
+    exec(_bind_names(wanted["setup"], names, code, is_test=False), names)
     names.update(own)
-    exec(_bound(wanted["program"], names, code, is_test=True), names)
+    exec(_bind_names(wanted["program"], names, code, is_test=True), names)
 
 
-def _call(wanted: Mapping[str, Any], code: _Code) -> str:
+def _check_call(wanted: Mapping[str, Any], code: _Code) -> str:
     names: dict[str, Any] = {"__builtins__": {}}
     entry = ast.parse(wanted["entry"], mode="eval")
     for node in ast.walk(entry):
         if isinstance(node, ast.Name):
             names[node.id] = Remote(code, ["ref", node.id])
-    args, kwargs, expected = (decoded(wanted[key], _nothing) for key in ("args", "kwargs", "expected"))
+    args, kwargs, expected = (decode_value(wanted[key], _refuse_reference) for key in ("args", "kwargs", "expected"))
     found = eval(compile(entry, "<entry>", "eval"), names)(*args, **kwargs)
     if isinstance(found, Iterator):
         found = list(found)
     how = wanted["compare"]
     if matches(found, expected, how["by"], how["tolerance"], how["relative_tolerance"]):
         return ""
-    return f"gave {short(found)}, expected {short(expected)}"
+    return f"gave {short_repr(found)}, expected {short_repr(expected)}"
 
 
-def _nothing(reference: Any) -> NoReturn:
+def _refuse_reference(reference: Any) -> NoReturn:
     raise Unfit("a test holds a reference")
 
 
-def _described(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     line, step = None, error.__traceback__
     while step is not None:
         if step.tb_frame.f_code.co_filename == "<tests>":
             line = step.tb_lineno
         step = step.tb_next
-    text = _text(error)
+    text = _error_text(error)
     return f"{type(error).__name__}{': ' * bool(text)}{text}" + (f" (line {line} of the test)" if line else "")

@@ -30,7 +30,7 @@ def matches(found: Any, expected: Any, by: str, tolerance: float, relative: floa
     if isinstance(found, bool) or isinstance(expected, bool):
         return found is expected
     if isinstance(found, numbers) and isinstance(expected, numbers):
-        return _near(found, expected, tolerance, relative)
+        return _is_near(found, expected, tolerance, relative)
     inner = "exact" if by == "exact" else "equal"
     if isinstance(found, (list, tuple)) and isinstance(expected, (list, tuple)):
         return len(found) == len(expected) and all(
@@ -57,7 +57,7 @@ def _same_items(found: list[Any], expected: Any, tolerance: float, relative: flo
         return False
     if not (tolerance or relative):
         # What is equal goes first, by a table: else all permutations of seven, backwards, take more than a test's time.
-        found, expected = _left(found, expected), _left(expected, found)
+        found, expected = _unmatched_items(found, expected), _unmatched_items(expected, found)
     for gold in expected:
         for place, mine in enumerate(found):
             if matches(mine, gold, "equal", tolerance, relative):
@@ -68,12 +68,12 @@ def _same_items(found: list[Any], expected: Any, tolerance: float, relative: flo
     return True
 
 
-def _left(items: Any, others: Any) -> list[Any]:
+def _unmatched_items(items: Any, others: Any) -> list[Any]:
     """The items that have no equal among the others, as often as it stands there."""
-    paired = collections.Counter(map(_key, others))
+    paired = collections.Counter(map(_equality_key, others))
     left = []
     for item in items:
-        key = _key(item)
+        key = _equality_key(item)
         if key is not None and paired[key]:
             paired[key] -= 1
         else:
@@ -81,10 +81,10 @@ def _left(items: Any, others: Any) -> list[Any]:
     return left
 
 
-def _key(value: Any) -> Any:
+def _equality_key(value: Any) -> Any:
     """Equal only for values that match each other with `equal`; None for what has none, and for what holds it."""
     if isinstance(value, (list, tuple)):
-        keys = tuple(map(_key, value))
+        keys = tuple(map(_equality_key, value))
         return None if None in keys else (list, keys)
     if isinstance(value, (bool, str, bytes)):
         return type(value), value
@@ -93,7 +93,7 @@ def _key(value: Any) -> Any:
     return None
 
 
-def _near(found: Any, expected: Any, tolerance: float, relative: float) -> bool:
+def _is_near(found: Any, expected: Any, tolerance: float, relative: float) -> bool:
     if found == expected or (found != found and expected != expected):
         return True
     if not (tolerance or relative):
@@ -104,7 +104,7 @@ def _near(found: Any, expected: Any, tolerance: float, relative: float) -> bool:
     return False
 
 
-def short(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """A value in a message."""
     try:
         return repr(value)[:200]

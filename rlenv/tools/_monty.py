@@ -52,11 +52,11 @@ class _Pool:
 
 
 @asynccontextmanager
-async def _notebook() -> AsyncIterator[Notebook]:
+async def _open_notebook() -> AsyncIterator[Notebook]:
     yield Notebook()
 
 
-def _check() -> None:
+def _check_installed() -> None:
     with told_as(MissingExtra, "the sandbox monty", ImportError, extra="code"):
         import pydantic_monty
         from pydantic_monty._binary import find_monty_binary
@@ -76,7 +76,7 @@ def monty_runner(
     Raises:
         MissingExtra, UsageError: pydantic-monty, or its worker program, is not installed.
     """
-    _check()
+    _check_installed()
     return _Runner(name, spec, called).run
 
 
@@ -88,14 +88,14 @@ class _Runner:
 
     async def run(self, code: str, call: ToolContext) -> Outcome:
         if not self._spec.session:
-            return await self._one(code, call, None)
-        notebook = await call.scope().get(self._key, _notebook)
+            return await self._run_cell(code, call, None)
+        notebook = await call.scope().get(self._key, _open_notebook)
         async with notebook.turn:
-            return await self._one(code, call, notebook)
+            return await self._run_cell(code, call, notebook)
 
-    async def _one(self, code: str, call: ToolContext, notebook: Notebook | None) -> Outcome:
-        pool = await call.shared().get(self._key, self._opened)
-        made = _Made()
+    async def _run_cell(self, code: str, call: ToolContext, notebook: Notebook | None) -> Outcome:
+        pool = await call.shared().get(self._key, self._open_pool)
+        made = _Calls()
         try:
             async with asyncio.timeout(call.deadline - _MARGIN_S - time.monotonic()):
                 await pool.places.acquire()
@@ -104,20 +104,20 @@ class _Runner:
         try:
             left_s = max(call.deadline - time.monotonic() - 2 * _MARGIN_S, _MARGIN_S)
             cell = Cell(pool.workers, self._spec, self._called, notebook, seed=call.seed, most_s=left_s)
-            outcome = await self._to_end(code, call, cell, pool.threads, made)
+            outcome = await self._drive_cell(code, call, cell, pool.threads, made)
         finally:
             pool.places.release()
         if notebook is not None and cell.kept is not None:
             notebook.state, notebook.name = cell.kept, cell.name
         return made.seen_by(outcome, is_reward=call.turn < 0)
 
-    async def _to_end(self, code: str, call: ToolContext, cell: Cell, threads: ThreadPool, made: _Made) -> Outcome:
+    async def _drive_cell(self, code: str, call: ToolContext, cell: Cell, threads: ThreadPool, made: _Calls) -> Outcome:
         """The outcome of the code; each of its steps takes a thread, none while it waits for tools."""
 
         async def step(
             go: Callable[[Any], Outcome | PendingCalls], given: Any, first_look_s: float
         ) -> Outcome | PendingCalls:
-            found: Outcome | PendingCalls = await _in_thread(
+            found: Outcome | PendingCalls = await _run_in_thread(
                 threads, go, given, give_up=cell.release, look=cell.look, first_look_s=first_look_s
             )
             return found
@@ -125,18 +125,18 @@ class _Runner:
         try:
             found = await step(cell.start, code, self._spec.time_s)
             while isinstance(found, PendingCalls):
-                found = await step(cell.answer, await self._answers(found, call, made), LOOK_AGAIN_S)
+                found = await step(cell.answer, await self._answer_calls(found, call, made), LOOK_AGAIN_S)
             return found
         finally:
             if cell.is_held:
-                await asyncio.shield(asyncio.ensure_future(_in_thread(threads, cell.release)))
+                await asyncio.shield(asyncio.ensure_future(_run_in_thread(threads, cell.release)))
 
-    async def _answers(self, asked: PendingCalls, call: ToolContext, made: _Made) -> dict[int, dict[str, Any]]:
+    async def _answer_calls(self, asked: PendingCalls, call: ToolContext, made: _Calls) -> dict[int, dict[str, Any]]:
         """The tools' answers, each in the form in which the sandbox goes on: a value, or an exception. No more of them
         are asked for than the code could hold."""
         if call.run_calls is None:
             raise EpisodeError("code called a tool where no environment runs calls", reason="code")
-        calls, answers = await asyncio.to_thread(_read, asked, self._called)
+        calls, answers = await asyncio.to_thread(_calls_in, asked, self._called)
         numbers, left = list(calls), self._spec.memory_mb * 1024 * 1024
         for at in range(0, len(numbers), _TOGETHER):
             group = numbers[at : at + _TOGETHER]
@@ -156,7 +156,7 @@ class _Runner:
         return answers
 
     @asynccontextmanager
-    async def _opened(self) -> AsyncIterator[_Pool]:
+    async def _open_pool(self) -> AsyncIterator[_Pool]:
         import pydantic_monty
 
         threads = ThreadPool(size=self._spec.workers)
@@ -166,16 +166,16 @@ class _Runner:
             request_timeout=max(_MOST_SILENT_S, 10 * self._spec.time_s),
             feed_duration_limit_grace=_GRACE_S,
         )
-        await _in_thread(threads, workers.__enter__)
+        await _run_in_thread(threads, workers.__enter__)
         try:
             yield _Pool(workers, asyncio.Semaphore(self._spec.workers), threads)
         finally:
-            await _in_thread(threads, workers.__exit__, None, None, None)
+            await _run_in_thread(threads, workers.__exit__, None, None, None)
             threads.close()
 
 
 @dataclass(slots=True)
-class _Made:
+class _Calls:
     """The calls that one piece of code made."""
 
     calls: list[Mapping[str, Any]] = field(default_factory=list)
@@ -204,7 +204,7 @@ class _Made:
         return replace(outcome, error=error, reason=fault.reason, whose=fault.whose)
 
 
-async def _in_thread(
+async def _run_in_thread(
     threads: ThreadPool,
     function: Callable[..., Any],
     *arguments: Any,
@@ -216,13 +216,13 @@ async def _in_thread(
     loop = asyncio.get_running_loop()
     timer: asyncio.TimerHandle | None = None
 
-    def again() -> None:
+    def look_again() -> None:
         nonlocal timer
         assert look is not None
-        timer = loop.call_later(look(), again)
+        timer = loop.call_later(look(), look_again)
 
     if look is not None:
-        timer = loop.call_later(first_look_s, again)
+        timer = loop.call_later(first_look_s, look_again)
     try:
         await job.done
     finally:
@@ -235,7 +235,7 @@ async def _in_thread(
     return job.result
 
 
-def _read(asked: PendingCalls, called: Mapping[str, Tool]) -> tuple[dict[int, ToolCall], dict[int, dict[str, Any]]]:
+def _calls_in(asked: PendingCalls, called: Mapping[str, Tool]) -> tuple[dict[int, ToolCall], dict[int, dict[str, Any]]]:
     """The calls that code makes, of a megabyte each, and what is answered to those that are none. Not on the loop."""
     answers: dict[int, dict[str, Any]] = {}
     calls: dict[int, ToolCall] = {}
@@ -243,7 +243,7 @@ def _read(asked: PendingCalls, called: Mapping[str, Tool]) -> tuple[dict[int, To
     for number, (name, args, kwargs) in asked.calls.items():
         try:
             if left >= 0:  # the rest is not looked at: one that is refused has been measured, too
-                arguments = _arguments(called[name], args, kwargs)
+                arguments = _bind_arguments(called[name], args, kwargs)
                 chars = size(arguments, _MAX_ARGUMENTS)
                 left -= min(chars, _MAX_ARGUMENTS)
                 if chars > _MAX_ARGUMENTS:
@@ -257,7 +257,7 @@ def _read(asked: PendingCalls, called: Mapping[str, Tool]) -> tuple[dict[int, To
     return calls, answers
 
 
-def _arguments(tool: Tool, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _bind_arguments(tool: Tool, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     names = list(tool.parameters.get("properties", {}))
     if len(args) > len(names):
         raise ValueError(f"{tool.name} takes at most {len(names)} arguments; {len(args)} were given")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from rlenv._base.bounded import encodable
 from rlenv.concurrency.processes import cause_of, work_of
 from rlenv.errors import ToolFailed
-from rlenv.tools._cell import Outcome, plain
+from rlenv.tools._cell import Outcome, plain_copy
 from rlenv.tools._zygote import is_plain
 from rlenv.tools.base import Tool
 
@@ -175,7 +175,7 @@ class Cell:
         self._pid = self._session.worker_pid
         self._cpu_s = self._cpu_used()
         self._snippet = snippet = read_snippet(code, name=self.name)
-        return self._freed(self._guarded(lambda: self._begin(snippet)))
+        return self._release_at_end(self._take_step(lambda: self._start_snippet(snippet)))
 
     def answer(self, results: Mapping[int, Mapping[str, Any]]) -> Outcome | PendingCalls:
         def go() -> Any:
@@ -183,9 +183,9 @@ class Cell:
                 return self._snapshot.resume(next(iter(results.values())))
             return self._snapshot.resume(dict(results))
 
-        return self._freed(self._guarded(go))
+        return self._release_at_end(self._take_step(go))
 
-    def _freed(self, step: Outcome | PendingCalls) -> Outcome | PendingCalls:
+    def _release_at_end(self, step: Outcome | PendingCalls) -> Outcome | PendingCalls:
         """`step`, after the worker went back where the code has ended: a thread less to wait for."""
         if isinstance(step, Outcome):
             self.release()
@@ -203,25 +203,25 @@ class Cell:
         """Stops the worker where the code has used up its time, processor time, whatever else the machine does;
         otherwise the seconds after which to look again. Called on the event loop, and costs some microseconds."""
         with self._hold:
-            return self._looked()
+            return self._check_time()
 
-    def _looked(self) -> float:
+    def _check_time(self) -> float:
         work = work_of(self._pid) if self._pid is not None else None
         if work is None:
             return self._spec.time_s
         used_s = work.cpu_s - self._cpu_s
         left_s = self._spec.time_s - used_s
         if self._size > self._spec.max_bytes:
-            self._end("too_large")
+            self._kill_worker("too_large")
         elif work.is_stopped:
-            self._end("stalled")
+            self._kill_worker("stalled")
         elif left_s <= 0:
-            self._end("timeout")
+            self._kill_worker("timeout")
         elif time.monotonic() >= self._until:
-            self._end("timeout" if used_s >= self._spec.time_s / 2 else "stalled")
+            self._kill_worker("timeout" if used_s >= self._spec.time_s / 2 else "stalled")
         return max(min(left_s, self._until - time.monotonic()), LOOK_AGAIN_S)
 
-    def _end(self, reason: str) -> None:
+    def _kill_worker(self, reason: str) -> None:
         if not self._ended_for and self._pid is not None:
             # The worker is this cell's until the cell gives it back, and that comes after the last look.
             self._ended_for = reason
@@ -232,7 +232,7 @@ class Cell:
         work = work_of(self._pid) if self._pid is not None else None
         return work.cpu_s if work is not None else 0.0
 
-    def _begin(self, snippet: Snippet) -> Any:
+    def _start_snippet(self, snippet: Snippet) -> Any:
         if self._state is not None:
             self._session.load_session(self._state)
         elif self._spec.session or not snippet.is_simple:
@@ -240,7 +240,7 @@ class Cell:
         functions = dict.fromkeys(self._called, _never_called)
         return self._session.feed_start(snippet.code, external_lookup=functions, print_callback=self._print)
 
-    def _guarded(self, go: Callable[[], Any]) -> Outcome | PendingCalls:
+    def _take_step(self, go: Callable[[], Any]) -> Outcome | PendingCalls:
         import pydantic_monty as monty
 
         try:
@@ -251,23 +251,23 @@ class Cell:
             if self._ended_for == "too_large":
                 return self._outcome(error="the code printed too much and was stopped", reason="too_large")
             if self._ended_for or error.timed_out:
-                return self._outcome(error=self._late(), reason=self._ended_for or "stalled")
-            return self._outcome(error="the code broke its sandbox and was stopped", reason=_how(str(error)))
+                return self._outcome(error=self._late_text(), reason=self._ended_for or "stalled")
+            return self._outcome(error="the code broke its sandbox and was stopped", reason=_crash_reason(str(error)))
         except (monty.MontyRuntimeError, monty.MontySyntaxError) as error:
             text = error.display("type-msg")
             if text.startswith("TimeoutError: feed time limit"):
-                return self._outcome(error=self._late(), reason="timeout")  # no other clock is to be had here
+                return self._outcome(error=self._late_text(), reason="timeout")  # no other clock is to be had here
             is_memory, text = text.startswith("MemoryError"), _USED.sub(r"\1more than ", text)
-            if self._spec.session and not is_memory and (refused := self._keep()) is not None:
+            if self._spec.session and not is_memory and (refused := self._keep_session()) is not None:
                 return refused
-            return self._outcome(error=text[:1_000] + _line(error), reason="memory" if is_memory else "failed")
+            return self._outcome(error=text[:1_000] + _line_text(error), reason="memory" if is_memory else "failed")
         except monty.MontyError as error:
             return self._outcome(error=str(error)[:1_000], reason="killed")
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
             # A value that has no counterpart outside (an integer of many digits).
             return self._outcome(error=f"a value cannot leave the sandbox: {error}"[:1_000])
 
-    def _keep(self) -> Outcome | None:
+    def _keep_session(self) -> Outcome | None:
         """Keeps the session; what the call gives instead where that is too large."""
         kept = self._session.dump()
         if len(kept) > self._spec.session_mb * 1024 * 1024:
@@ -311,9 +311,9 @@ class Cell:
                 shown = result = None
             elif result is None or not is_plain(result):
                 result = shown
-        if self._spec.session and (refused := self._keep()) is not None:
+        if self._spec.session and (refused := self._keep_session()) is not None:
             return refused
-        return self._outcome(shown=None if shown is None else encodable(shown), result=plain(result))
+        return self._outcome(shown=None if shown is None else encodable(shown), result=plain_copy(result))
 
     _is_future = False
 
@@ -322,7 +322,7 @@ class Cell:
         is_cut = self._size > self._spec.max_bytes
         return Outcome(output[: self._spec.max_bytes] if is_cut else output, is_cut, **more)
 
-    def _late(self) -> str:
+    def _late_text(self) -> str:
         text = f"the code did not end within {self._spec.time_s:g} s"
         return text + "; the session is as it was before" if self._spec.session else text
 
@@ -337,7 +337,7 @@ def _can_look() -> bool:
     return work_of(os.getpid()) is not None
 
 
-def _how(text: str) -> str:
+def _crash_reason(text: str) -> str:
     """The reason of a crash: no code has its own worker killed, but it may find what breaks it."""
     if found := re.search(r"signal: (\d+)", text):
         return "worker" if cause_of(-int(found[1])) == "outside" else "failed"
@@ -348,6 +348,6 @@ def _never_called(*args: Any, **kwargs: Any) -> None:
     raise RuntimeError("calls are answered by the executor")
 
 
-def _line(error: Any) -> str:
+def _line_text(error: Any) -> str:
     frames = error.traceback()
     return f" (line {frames[0].line})" if frames else ""

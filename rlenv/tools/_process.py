@@ -39,7 +39,7 @@ def is_disk_full(folder: str | Path) -> bool:
     return disk.f_bavail * disk.f_frsize < _PIECE or (disk.f_files > 0 and disk.f_favail == 0)
 
 
-class Collected:
+class PipeReader:
     """The bytes of a pipe so far, at most `limit`; `done` is set at its end or beyond the limit."""
 
     def __init__(self, fd: int, limit: int) -> None:
@@ -81,11 +81,11 @@ class Collected:
 
 
 @asynccontextmanager
-async def collected(limit: int) -> AsyncIterator[tuple[FileIO, Collected]]:
+async def collect_pipe(limit: int) -> AsyncIterator[tuple[FileIO, PipeReader]]:
     """A pipe's writing end, to be given away and closed, and what comes out of the other."""
     out, into = os.pipe()
     os.set_blocking(out, False)
-    found = Collected(out, limit)
+    found = PipeReader(out, limit)
     loop = asyncio.get_running_loop()
     loop.add_reader(out, found.read)
     try:
@@ -98,7 +98,7 @@ async def collected(limit: int) -> AsyncIterator[tuple[FileIO, Collected]]:
             found.done.cancel()
 
 
-async def readable(fd: int) -> None:
+async def wait_readable(fd: int) -> None:
     """Waits until there is something to read, or the end."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
@@ -116,7 +116,7 @@ async def readable(fd: int) -> None:
             loop.remove_reader(fd)
 
 
-def sealed(content: bytes) -> int:
+def sealed_file(content: bytes) -> int:
     """The descriptor of a new file that holds `content` and that nobody can change (Linux). To be closed."""
     fd = os.memfd_create("rlenv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.pwrite(fd, content, 0)
@@ -146,7 +146,7 @@ class ProgramLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ProgramEnd:
     """The end of a program: `code` is negative for a signal; `is_flood` where it was killed for writing too much.
     `has_sandbox` is false where it was to have one and was never begun.
     """
@@ -158,7 +158,7 @@ class Ended:
     has_sandbox: bool = True
 
 
-def _limited(argv: Sequence[str], limits: ProgramLimits) -> list[str]:
+def _limit_argv(argv: Sequence[str], limits: ProgramLimits) -> list[str]:
     # POSIX counts -f in blocks of 512 bytes and -v in kilobytes.
     numbers = (limits.cpu_s, limits.cpu_s + 1, limits.memory_mb * 1024, limits.file_mb * 2048)
     return ["/bin/sh", "-c", _SCRIPT, "sh", *map(str, numbers), *argv]
@@ -187,7 +187,7 @@ async def run_program(
     cwd: Path | None,
     env: Mapping[str, str],
     limits: ProgramLimits,
-) -> tuple[Ended, str]:
+) -> tuple[ProgramEnd, str]:
     """Runs `program(folder)` in a session of its own and gives how it ended, and the folder in which it ran.
 
     Whatever happens, cancellation included, its process group is killed, and on Linux every other process that it
@@ -199,15 +199,15 @@ async def run_program(
     mark = secrets.token_hex(16)
     async with (
         _working_folder(cwd) as folder,
-        collected(limits.max_bytes) as (output_file, output),
-        collected(limits.max_bytes) as (errors_file, errors),
+        collect_pipe(limits.max_bytes) as (output_file, output),
+        collect_pipe(limits.max_bytes) as (errors_file, errors),
     ):
         with ExitStack() as sandbox:
-            with _refusals(), output_file, errors_file, _given(stdin) as given:
+            with _start_errors(), output_file, errors_file, _stdin_file(stdin) as given:
                 confined = sandbox.enter_context(program(folder))
                 # About a millisecond; asyncio's own processes would wait for pipes that a daemon holds.
                 process = subprocess.Popen(  # noqa: ASYNC220
-                    _limited(confined.argv, limits),
+                    _limit_argv(confined.argv, limits),
                     stdin=given,
                     stdout=output_file,
                     stderr=errors_file,
@@ -216,18 +216,18 @@ async def run_program(
                     start_new_session=True,
                     pass_fds=confined.pass_fds,
                 )
-            code = await _end(process, mark, (output, errors), sandbox)
+            code = await _reap(process, mark, (output, errors), sandbox)
         output.take_rest()
         errors.take_rest()
         # bwrap too ends with 1 where it fails, as over a mount of this machine's that goes at that moment.
         has_sandbox = confined.has_sandbox and (confined.has_run or code != 1)
-        return Ended(code, output.data, errors.data, output.is_flood or errors.is_flood, has_sandbox), folder
+        return ProgramEnd(code, output.data, errors.data, output.is_flood or errors.is_flood, has_sandbox), folder
 
 
-async def _end(process: subprocess.Popen[bytes], mark: str, pipes: Sequence[Collected], sandbox: ExitStack) -> int:
+async def _reap(process: subprocess.Popen[bytes], mark: str, pipes: Sequence[PipeReader], sandbox: ExitStack) -> int:
     """The program's exit status, once nothing is left of it; it is killed where a pipe has given too much."""
     ending = asyncio.ensure_future(await_end(process))
-    floods = [asyncio.ensure_future(_flood(pipe)) for pipe in pipes]
+    floods = [asyncio.ensure_future(_wait_flood(pipe)) for pipe in pipes]
     try:
         await asyncio.wait([ending, *floods], return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -236,14 +236,14 @@ async def _end(process: subprocess.Popen[bytes], mark: str, pipes: Sequence[Coll
             os.killpg(process.pid, signal.SIGKILL)
         for flood in floods:
             flood.cancel()
-        await asyncio.shield(asyncio.ensure_future(_gone(ending, mark)))
+        await asyncio.shield(asyncio.ensure_future(_sweep_after(ending, mark)))
     return ending.result()
 
 
-def _given(stdin: bytes) -> IO[bytes]:
+def _stdin_file(stdin: bytes) -> IO[bytes]:
     """The file that a program reads; one that it cannot write to, where the system has such files."""
     if hasattr(os, "memfd_create"):
-        return FileIO(sealed(stdin))
+        return FileIO(sealed_file(stdin))
     file: IO[bytes] = TemporaryFile()  # noqa: SIM115
     file.write(stdin)
     file.seek(0)
@@ -251,7 +251,7 @@ def _given(stdin: bytes) -> IO[bytes]:
 
 
 @contextmanager
-def _refusals() -> Iterator[None]:
+def _start_errors() -> Iterator[None]:
     """Raises what it means for the policy where a program could not be started."""
     try:
         yield
@@ -264,14 +264,14 @@ def _refusals() -> Iterator[None]:
         raise ToolFailed("the arguments are too long", reason="bad_arguments") from error
 
 
-async def _flood(pipe: Collected) -> None:
+async def _wait_flood(pipe: PipeReader) -> None:
     """Ends once the pipe has given too much; a program may close its pipes early and go on."""
     await pipe.done
     if not pipe.is_flood:
         await asyncio.get_running_loop().create_future()
 
 
-async def _gone(ending: asyncio.Future[int], mark: str) -> None:
+async def _sweep_after(ending: asyncio.Future[int], mark: str) -> None:
     await ending
     await asyncio.to_thread(sweep, mark)
 
@@ -285,7 +285,7 @@ def sweep(mark: str) -> None:
     """Kills what left the process group (a daemon): it is known by the mark in the environment it was started with."""
     wanted = f"{MARK}={mark}".encode()
     for again in range(100):  # what is killed may have started another meanwhile
-        read = {pid: _environment(pid) for pid in _own_processes()}
+        read = {pid: _read_environment(pid) for pid in _own_processes()}
         found = [pid for pid, environment in read.items() if wanted in environment.split(b"\0")]
         for pid in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -306,7 +306,7 @@ def _own_processes() -> list[int]:
         return []
 
 
-def _environment(pid: int) -> bytes:
+def _read_environment(pid: int) -> bytes:
     """What a process was started with; empty for one of another user too."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:

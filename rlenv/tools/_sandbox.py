@@ -28,7 +28,7 @@ from rlenv.errors import EpisodeError, ToolFailed, UsageError
 from rlenv.tools import _exchange, _matching, _zygote
 from rlenv.tools._bubblewrap import NOBODY, Handshake, check_bubblewrap, has_other_user, read_only
 from rlenv.tools._cell import CodeLimits, CodeRequest, Outcome, read_result, stop_reason
-from rlenv.tools._process import Collected, collected, readable, sealed
+from rlenv.tools._process import PipeReader, collect_pipe, sealed_file, wait_readable
 from rlenv.tools._seccomp import OWN_PID, system_call_filter
 from rlenv.tools.base import ToolContext, asked_again
 
@@ -60,7 +60,7 @@ class _Pooled(CodeLimits, Protocol):
     def workers(self) -> int: ...
 
 
-def _argv(filter_fd: int, setting_fd: int, handshake: Handshake) -> list[str]:
+def _sandbox_argv(filter_fd: int, setting_fd: int, handshake: Handshake) -> list[str]:
     """A sandbox with the interpreter's files and nothing else: one folder to write, no /proc, no network.
 
     The one capability that is left is for the process that forks, within its own user namespace; see `_zygote`.
@@ -95,7 +95,7 @@ def _argv(filter_fd: int, setting_fd: int, handshake: Handshake) -> list[str]:
     return [*argv, "--chdir", "/", "--", str(python), "-I", "-S", "-X", "utf8", "/zygote.py"]
 
 
-def _setting() -> bytes:
+def _zygote_setting() -> bytes:
     has_other = has_other_user()
     return json.dumps(
         {
@@ -119,12 +119,12 @@ class _Sandbox:
         try:
             with (
                 theirs,
-                FileIO(sealed(system_call_filter("code"))) as filter_file,
-                FileIO(sealed(_setting())) as setting_file,
+                FileIO(sealed_file(system_call_filter("code"))) as filter_file,
+                FileIO(sealed_file(_zygote_setting())) as setting_file,
             ):
                 fds = filter_file.fileno(), setting_file.fileno()
                 self._process = subprocess.Popen(
-                    _argv(*fds, self._handshake),
+                    _sandbox_argv(*fds, self._handshake),
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
@@ -143,7 +143,7 @@ class _Sandbox:
         self.is_usable = False
         self.is_gone = False
 
-    async def ready(self) -> None:
+    async def wait_ready(self) -> None:
         """Waits until the interpreter inside is there.
 
         Raises:
@@ -151,10 +151,10 @@ class _Sandbox:
         """
         try:
             async with asyncio.timeout(_START_S):
-                await readable(self._handshake.fileno)
-                self._pid = self._handshake.started()
+                await wait_readable(self._handshake.fileno)
+                self._pid = self._handshake.map_users()
                 self._pidfd = os.pidfd_open(self._pid)
-                said = await self._message()
+                said = await self._receive()
         except (TimeoutError, OSError, ValueError) as error:
             raise EpisodeError("the sandbox bubblewrap could not be started", reason="sandbox") from error
         finally:
@@ -163,8 +163,8 @@ class _Sandbox:
             raise EpisodeError("the sandbox bubblewrap could not be started", reason="sandbox")
         self.is_usable = True
 
-    async def _message(self) -> bytes:
-        await readable(self._socket.fileno())
+    async def _receive(self) -> bytes:
+        await wait_readable(self._socket.fileno())
         try:
             return self._socket.recv(4_096)
         except OSError:
@@ -192,8 +192,8 @@ class _Sandbox:
             "file": _FILE_BYTES,
             "seed": seed,
         }
-        with FileIO(sealed(json.dumps(request).encode())) as given, _result_file() as result_fd:
-            async with collected(spec.max_bytes) as (out_file, out):
+        with FileIO(sealed_file(json.dumps(request).encode())) as given, _result_file() as result_fd:
+            async with collect_pipe(spec.max_bytes) as (out_file, out):
                 try:
                     socket.send_fds(self._socket, [b"run"], [given.fileno(), out_file.fileno(), result_fd, *wanted.fds])
                     wanted.sent(delays := Delays(self._pid))
@@ -202,16 +202,16 @@ class _Sandbox:
                     return Outcome(error=_GONE, reason="worker")
                 finally:
                     out_file.close()
-                wanted = replace(wanted, beside=(beside := _since(wanted.beside)))
-                answer, judged = await self._answer(out, wanted, delays, spec, deadline)
+                wanted = replace(wanted, beside=(beside := _stopwatch(wanted.beside)))
+                answer, judged = await self._await_answer(out, wanted, delays, spec, deadline)
                 out.take_rest()
                 said = os.pread(result_fd, _MAX_RESULT, 0)
-        outcome = _outcome(answer, judged, out, said, token, spec)
+        outcome = _build_outcome(answer, judged, out, said, token, spec)
         spent = answer or {"cpu_s": 0.0, "lived_s": time.monotonic() - begun}
         return replace(outcome, cpu_s=spent["cpu_s"], lived_s=spent["lived_s"], delayed_s=delays() + beside())
 
-    async def _answer(
-        self, out: Collected, wanted: CodeRequest, delays: Delays, spec: CodeLimits, deadline: float
+    async def _await_answer(
+        self, out: PipeReader, wanted: CodeRequest, delays: Delays, spec: CodeLimits, deadline: float
     ) -> tuple[dict[str, Any] | None, str]:
         """The sandbox's last message, None where it says nothing any more; and why the code was stopped, if it was:
         `timeout`, `stalled` or `late` (see `rlenv.errors.WHOSE`).
@@ -255,15 +255,15 @@ class _Sandbox:
 
     async def _last_message(self, delays: Delays) -> bytes:
         """The answer to a request. The code's process has ended before and is still there to be asked about."""
-        message = await self._message()
+        message = await self._receive()
         if message != b"over":
             return message
         delays()
         with contextlib.suppress(OSError):
             self._socket.send(b"r")
-        return await self._message()
+        return await self._receive()
 
-    def _stop_flood(self, out: Collected) -> Callable[[object], None]:
+    def _stop_flood(self, out: PipeReader) -> Callable[[object], None]:
         def stop(_: object) -> None:
             if out.is_flood:
                 with contextlib.suppress(OSError):
@@ -285,7 +285,7 @@ class _Sandbox:
         self._process.wait()
 
 
-def _since(seconds: Callable[[], float]) -> Callable[[], float]:
+def _stopwatch(seconds: Callable[[], float]) -> Callable[[], float]:
     before = seconds()
     return lambda: seconds() - before
 
@@ -302,13 +302,13 @@ def _result_file() -> Iterator[int]:
         os.close(fd)
 
 
-def _outcome(
-    answer: dict[str, Any] | None, judged: str, out: Collected, said: bytes, token: str, spec: CodeLimits
+def _build_outcome(
+    answer: dict[str, Any] | None, judged: str, out: PipeReader, said: bytes, token: str, spec: CodeLimits
 ) -> Outcome:
     output = out.data.decode("utf-8", errors="replace")
     if out.is_flood:
         return Outcome(output, is_cut=True, error="the code printed too much and was stopped", reason="too_large")
-    late = _late(spec)
+    late = _late_text(spec)
     if judged:
         if judged == "timeout":
             return Outcome(output, error=late, reason="timeout")
@@ -323,17 +323,17 @@ def _outcome(
         return Outcome(output, error="the code's process was killed from outside; try again", reason="worker")
     found = read_result(said, token) if status == 0 else None
     if found is None:
-        return Outcome(output, error=f"the code was stopped: {_how(status)}")
+        return Outcome(output, error=f"the code was stopped: {_exit_text(status)}")
     shown, result, error = found
     is_memory = error is not None and error.startswith("MemoryError")
     return Outcome(output, shown=shown, result=result, error=error, reason="memory" if is_memory else "failed")
 
 
-def _late(spec: CodeLimits) -> str:
+def _late_text(spec: CodeLimits) -> str:
     return f"the code did not end within {spec.time_s:g} s"
 
 
-def _how(status: int) -> str:
+def _exit_text(status: int) -> str:
     if status == 0:
         return "it ended its process before its last statement"
     return f"it ended its process with {ending_text(status)}" if status > 0 else ending_text(status)
@@ -366,50 +366,50 @@ class Sandboxes:
             raise ToolFailed("no sandbox was free in the code's time", reason="busy", retryable=True) from error
         deadline += is_patient * (time.monotonic() - begun)
         try:
-            outcome = await self._in_one(wanted, spec, deadline, seed)
+            outcome = await self._run_once(wanted, spec, deadline, seed)
             if outcome.reason == "late" and wanted.is_retry:
-                probe = await self._in_one(CodeRequest({"mode": "cell", "code": _PROBE}), spec, deadline, seed)
+                probe = await self._run_once(CodeRequest({"mode": "cell", "code": _PROBE}), spec, deadline, seed)
                 if probe.error is None:
-                    return replace(outcome, error=_late(spec), reason="timeout")
+                    return replace(outcome, error=_late_text(spec), reason="timeout")
             return outcome
         finally:
             self._places.release()
 
-    async def _in_one(self, wanted: CodeRequest, spec: CodeLimits, deadline: float, seed: int) -> Outcome:
+    async def _run_once(self, wanted: CodeRequest, spec: CodeLimits, deadline: float, seed: int) -> Outcome:
         for _ in range(2):
-            sandbox = self._idle.pop() if self._idle else await self._started(deadline)
+            sandbox = self._idle.pop() if self._idle else await self._start_sandbox(deadline)
             try:
                 outcome = await sandbox.run(wanted, spec, deadline=deadline, seed=seed)
             finally:
                 if sandbox.is_usable:
                     self._idle.append(sandbox)
                 else:
-                    self._close(sandbox)
+                    self._close_sandbox(sandbox)
             if not sandbox.is_gone:  # one that ended while it was idle has run nothing
                 break
         return outcome
 
-    async def _started(self, deadline: float) -> _Sandbox:
+    async def _start_sandbox(self, deadline: float) -> _Sandbox:
         sandbox = _Sandbox()
         self._all.add(sandbox)
         try:
             async with asyncio.timeout(deadline - _MARGIN_S - time.monotonic()):
-                await sandbox.ready()
+                await sandbox.wait_ready()
         except TimeoutError as error:
-            self._close(sandbox)
+            self._close_sandbox(sandbox)
             raise ToolFailed("no sandbox could be started in the code's time", reason="worker") from error
         except BaseException:
-            self._close(sandbox)
+            self._close_sandbox(sandbox)
             raise
         return sandbox
 
-    def _close(self, sandbox: _Sandbox) -> None:
+    def _close_sandbox(self, sandbox: _Sandbox) -> None:
         self._all.discard(sandbox)
         sandbox.close()
 
     def close(self) -> None:
         for sandbox in list(self._all):
-            self._close(sandbox)
+            self._close_sandbox(sandbox)
 
 
 def check_sandbox() -> None:
@@ -430,12 +430,12 @@ def sandbox_runner(spec: _Pooled) -> Callable[[str, ToolContext], Awaitable[Outc
     key = ("bubblewrap", spec.workers)
 
     @asynccontextmanager
-    async def opened() -> AsyncIterator[Sandboxes]:
+    async def open_sandboxes() -> AsyncIterator[Sandboxes]:
         with contextlib.closing(Sandboxes(spec.workers)) as sandboxes:
             yield sandboxes
 
     async def run(code: str, call: ToolContext) -> Outcome:
-        sandboxes = await call.shared().get(key, opened)
+        sandboxes = await call.shared().get(key, open_sandboxes)
         wanted = CodeRequest({"mode": "cell", "code": code})
         if call.deadline - time.monotonic() > 3 * spec.time_s:  # there is time for a retry
             outcome = await sandboxes.run(wanted, spec, deadline=call.deadline, seed=call.seed)

@@ -45,44 +45,44 @@ _IOCTL_REFUSED = (0x5412, 0x541C, 0x40086602, 0x40046602, 0x401C5820)
 _PERSONALITIES = (0, 8, 0x20000, 0x20008, 0x40000, 0xFFFFFFFF)
 
 
-def _numbers(names: str, place: int) -> dict[str, int]:
+def _call_numbers(names: str, place: int) -> dict[str, int]:
     fields = [entry.split(":") for entry in names.split()]
     return {entry[0]: int(entry[place]) for entry in fields if entry[place]}
 
 
-def _step(code: int, k: int, jt: int = 0, jf: int = 0) -> bytes:
+def _instruction(code: int, k: int, jt: int = 0, jf: int = 0) -> bytes:
     """One instruction (`struct sock_filter`)."""
     return struct.pack("=HBBI", code, jt, jf, k)
 
 
 def _load(argument: int, *, upper: bool = False) -> bytes:
-    return _step(0x20, 16 + 8 * argument + 4 * upper)
+    return _instruction(0x20, 16 + 8 * argument + 4 * upper)
 
 
 def _return(action: int) -> bytes:
-    return _step(0x06, action)
+    return _instruction(0x06, action)
 
 
 def _if_equal(value: int, then: bytes) -> bytes:
-    return _step(0x15, value, 0, len(then) // 8) + then
+    return _instruction(0x15, value, 0, len(then) // 8) + then
 
 
 def _if_any(bits: int, then: bytes) -> bytes:
-    return _step(0x45, bits, 0, len(then) // 8) + then
+    return _instruction(0x45, bits, 0, len(then) // 8) + then
 
 
 def _unless_equal(value: int, then: bytes) -> bytes:
-    return _step(0x15, value, len(then) // 8, 0) + then
+    return _instruction(0x15, value, len(then) // 8, 0) + then
 
 
 def _unless_any(bits: int, then: bytes) -> bytes:
-    return _step(0x45, bits, len(then) // 8, 0) + then
+    return _instruction(0x45, bits, len(then) // 8, 0) + then
 
 
 _ALLOWED, _REFUSED = _return(_ALLOW), _return(_REFUSE | _EPERM)
 
 
-def _one_of(argument: int, values: Iterable[int], *, error: int = _EPERM) -> bytes:
+def _allow_values(argument: int, values: Iterable[int], *, error: int = _EPERM) -> bytes:
     tests = b"".join(_if_equal(value, _ALLOWED) for value in values)
     return _load(argument) + tests + _return(_REFUSE | error)
 
@@ -94,10 +94,10 @@ def _none_of(argument: int, values: Iterable[int], *, error: int = _EPERM) -> by
 
 def _own_signal(number: int) -> bytes:
     """The process itself, and nothing that others stop or end it by: how it ended says whose doing that was."""
-    return _load(0) + _unless_equal(OWN_PID, _REFUSED) + _one_of(number, _OWN)
+    return _load(0) + _unless_equal(OWN_PID, _REFUSED) + _allow_values(number, _OWN)
 
 
-def _null(argument: int) -> bytes:
+def _allow_null(argument: int) -> bytes:
     halves = (_load(argument), _load(argument, upper=True))
     return b"".join(half + _unless_equal(0, _REFUSED) for half in halves) + _ALLOWED
 
@@ -108,15 +108,15 @@ _FORK = _load(0) + _if_any(_CLONE_NEW, _REFUSED) + _ALLOWED
 
 _FOR_CODE = {
     "mmap": _load(3) + _if_any(_MAP_HUGETLB, _REFUSED) + _ALLOWED,
-    "fcntl": _one_of(1, _FCNTL, error=_EINVAL),
-    "ioctl": _one_of(1, _IOCTL, error=_ENOTTY),
-    "prctl": _one_of(0, (15, 16)),  # the name of a thread
+    "fcntl": _allow_values(1, _FCNTL, error=_EINVAL),
+    "ioctl": _allow_values(1, _IOCTL, error=_ENOTTY),
+    "prctl": _allow_values(0, (15, 16)),  # the name of a thread
     "kill": _own_signal(1),
     "tgkill": _own_signal(2),
     "clone": _THREAD,
-    "prlimit64": _load(0) + _unless_equal(0, _REFUSED) + _null(2),  # reading
-    "socketpair": _one_of(0, (1,), error=_EAFNOSUPPORT),  # AF_UNIX, as event loops use it
-    "sendto": _null(4),
+    "prlimit64": _load(0) + _unless_equal(0, _REFUSED) + _allow_null(2),  # reading
+    "socketpair": _allow_values(0, (1,), error=_EAFNOSUPPORT),  # AF_UNIX, as event loops use it
+    "sendto": _allow_null(4),
 }
 _FOR_PROGRAMS = {
     "mmap": _ALLOWED,
@@ -125,9 +125,9 @@ _FOR_PROGRAMS = {
     "fork": _ALLOWED,
     "vfork": _ALLOWED,
     # AF_INET, AF_INET6 and AF_NETLINK belong to the empty network; a path of AF_UNIX may lead to a server outside.
-    "socket": _one_of(0, (2, 10, 16), error=_EAFNOSUPPORT),
-    "socketpair": _one_of(0, (1,), error=_EAFNOSUPPORT),
-    "personality": _one_of(0, _PERSONALITIES),
+    "socket": _allow_values(0, (2, 10, 16), error=_EAFNOSUPPORT),
+    "socketpair": _allow_values(0, (1,), error=_EAFNOSUPPORT),
+    "personality": _allow_values(0, _PERSONALITIES),
 }
 _WITHOUT_PROCESSES = {"clone": _THREAD, "fork": _REFUSED, "vfork": _REFUSED}
 
@@ -148,21 +148,21 @@ def system_call_filter(purpose: Literal["code", "program", "single"]) -> bytes:
         known = ", ".join(_ARCHITECTURES)
         raise UsageError(f"no filter of system calls is known for {machine}; expected one of {known}")
     architecture, place = _ARCHITECTURES[machine]
-    program = _step(0x20, 4) + _unless_equal(architecture, _return(_KILL)) + _step(0x20, 0)
+    program = _instruction(0x20, 4) + _unless_equal(architecture, _return(_KILL)) + _instruction(0x20, 0)
     if machine == "x86_64":
-        program += _step(0x35, 0x40000000, 0, 1) + _return(_REFUSE | _ENOSYS)  # the x32 numbers
+        program += _instruction(0x35, 0x40000000, 0, 1) + _return(_REFUSE | _ENOSYS)  # the x32 numbers
     filtered = {**(_FOR_CODE if purpose == "code" else _FOR_PROGRAMS)}
     if purpose == "single":
         filtered.update(_WITHOUT_PROCESSES)
-    numbers = _numbers(_CALLS["by_argument"], place)
+    numbers = _call_numbers(_CALLS["by_argument"], place)
     for name, rule in filtered.items():
         if name in numbers:
             program += _if_equal(numbers[name], rule)
     allowed = _CALLS["common"] if purpose == "code" else f"{_CALLS['common']} {_CALLS['programs']}"
-    for name, number in _numbers(allowed, place).items():
+    for name, number in _call_numbers(allowed, place).items():
         if name not in filtered:
             program += _if_equal(number, _ALLOWED)
-    return program + _step(0x35, _RECENT, 0, 1) + _return(_REFUSE | _ENOSYS) + _REFUSED
+    return program + _instruction(0x35, _RECENT, 0, 1) + _return(_REFUSE | _ENOSYS) + _REFUSED
 
 
 def rules_of_system_calls() -> dict[str, object]:

@@ -44,13 +44,13 @@ def read_docstring(text: str | None) -> tuple[str, dict[str, str]]:
         is_ruled = len(following) >= 3 and not following.strip("-")
         if match := _SPHINX.match(line.strip()):
             in_head = False
-            index = _sphinx(lines, index, match, found)
+            index = _read_sphinx(lines, index, match, found)
         elif _SECTION.match(line) and (is_ruled or line.rstrip().endswith(":")):
             in_head = False
             if is_ruled and line.strip().rstrip(":") in ("Parameters", "Other Parameters", "Args"):
-                index = _numpy(lines, index + 2, found)
+                index = _read_numpy(lines, index + 2, found)
             elif _GOOGLE.match(line):
-                index = _google(lines, index + 1, found)
+                index = _read_google(lines, index + 1, found)
             else:
                 index += 1
         else:
@@ -59,10 +59,10 @@ def read_docstring(text: str | None) -> tuple[str, dict[str, str]]:
             if in_head:
                 head.append(line)
             index += 1
-    return _folded(head), {name: " ".join(" ".join(parts).split()) for name, parts in found.items()}
+    return _fold_lines(head), {name: " ".join(" ".join(parts).split()) for name, parts in found.items()}
 
 
-def _folded(lines: list[str]) -> str:
+def _fold_lines(lines: list[str]) -> str:
     paragraphs = "\n".join(lines).strip().split("\n\n")
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs if paragraph.strip())
 
@@ -71,7 +71,7 @@ def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-def _sphinx(lines: list[str], index: int, match: re.Match[str], found: dict[str, list[str]]) -> int:
+def _read_sphinx(lines: list[str], index: int, match: re.Match[str], found: dict[str, list[str]]) -> int:
     parts = found.setdefault(match[1], [])
     parts.append(match[2])
     depth = _indent(lines[index])
@@ -82,7 +82,7 @@ def _sphinx(lines: list[str], index: int, match: re.Match[str], found: dict[str,
     return index
 
 
-def _google(lines: list[str], index: int, found: dict[str, list[str]]) -> int:
+def _read_google(lines: list[str], index: int, found: dict[str, list[str]]) -> int:
     depth: int | None = None
     parts: list[str] = []
     while index < len(lines):
@@ -102,7 +102,7 @@ def _google(lines: list[str], index: int, found: dict[str, list[str]]) -> int:
     return index
 
 
-def _numpy(lines: list[str], index: int, found: dict[str, list[str]]) -> int:
+def _read_numpy(lines: list[str], index: int, found: dict[str, list[str]]) -> int:
     current: list[list[str]] = []
     while index < len(lines):
         line = lines[index]
@@ -144,7 +144,7 @@ class Signature:
     convert: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None
 
 
-def shorthand(parameters: Mapping[str, Any]) -> dict[str, Any]:
+def expand_shorthand(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """`{text: string, limit: integer}` as JSON Schema; a mapping that is a schema already is returned as it stands.
 
     Raises:
@@ -200,7 +200,7 @@ def read_signature(
             )
     shown = {key: one for key, one in signature.parameters.items() if key not in injected}
     if parameters is not None:
-        schema = shorthand(parameters)
+        schema = expand_shorthand(parameters)
         _check_names(schema, shown, name=name, takes_any=takes_any)
         return Signature(description, schema, None)
     for key, one in shown.items():
@@ -211,7 +211,7 @@ def read_signature(
             if key in injectable:  # a type would show it to the model
                 hint = f"add inject: [{', '.join((*injected, key))}]"
             raise UsageError(f"parameter '{key}' of '{name}' has no type", hint=hint)
-    return _from_types(function, shown, name=name, description=description, described=described)
+    return _signature_from_types(function, shown, name=name, description=description, described=described)
 
 
 def _check_names(
@@ -226,7 +226,7 @@ def _check_names(
             raise UsageError(f"parameter '{key}' of '{name}' is missing in the tool's parameters")
 
 
-def _from_types(
+def _signature_from_types(
     function: Callable[..., Any],
     shown: Mapping[str, inspect.Parameter],
     *,
@@ -244,7 +244,7 @@ def _from_types(
             adapters[key].json_schema(mode=_MODE)
         except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema, PydanticUserError) as error:
             raise UsageError(
-                f"parameter '{key}' of '{name}' has a type that JSON cannot give ({_word(hints[key])})",
+                f"parameter '{key}' of '{name}' has a type that JSON cannot give ({_type_name(hints[key])})",
                 hint="use a JSON type, or inject it",
             ) from error
     by_key, extra = TypeAdapter.json_schemas([(key, _MODE, adapter) for key, adapter in adapters.items()])
@@ -260,10 +260,10 @@ def _from_types(
     whole: dict[str, Any] = {"type": "object", "properties": properties, "required": required}
     if extra.get("$defs"):
         whole["$defs"] = extra["$defs"]
-    return Signature(description, whole, _converter(hints, adapters))
+    return Signature(description, whole, _make_converter(hints, adapters))
 
 
-def _converter(
+def _make_converter(
     hints: Mapping[str, Any], adapters: Mapping[str, TypeAdapter[Any]]
 ) -> Callable[[Mapping[str, Any]], Mapping[str, Any]] | None:
     rich = {key: one for key, one in adapters.items() if hints[key] not in _AS_THEY_ARE and hints[key] is not int}
@@ -302,5 +302,5 @@ def _is_json(value: Any) -> bool:
     return isinstance(value, (str, int, float, bool, list, dict))
 
 
-def _word(hint: Any) -> str:
+def _type_name(hint: Any) -> str:
     return getattr(hint, "__name__", None) or str(hint)

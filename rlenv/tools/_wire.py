@@ -78,7 +78,7 @@ class Response:
 
 
 @asynccontextmanager
-async def _session() -> AsyncIterator[aiohttp.ClientSession]:
+async def _open_session() -> AsyncIterator[aiohttp.ClientSession]:
     # No cookies, since an environment's episodes share the session; a connection for each request, since what a server
     # says behind one answer, which a call may bring about, would be the answer to the next; no proxies or credentials
     # of the user's; no decompression, since a few bytes may stand for gigabytes; time is the executor's.
@@ -108,9 +108,9 @@ async def exchange(request: Request, context: ToolContext) -> Response:
     for name, value in request.headers.items():
         if _CONTROL.search(value):
             raise ToolFailed(f"the header {name} would hold a control character", reason="bad_arguments")
-    session = await context.shared().get("http", _session)
+    session = await context.shared().get("http", _open_session)
     try:
-        return await _follow(session, request)
+        return await _follow_redirects(session, request)
     except aiohttp.ClientConnectorDNSError as error:
         raise ToolFailed("the server's name is not known", reason="unavailable", retryable=True) from error
     except aiohttp.ClientConnectorError as error:
@@ -126,19 +126,19 @@ async def exchange(request: Request, context: ToolContext) -> Response:
         raise ToolFailed("the server's answer is not HTTP", reason="server_error", retryable=True) from error
 
 
-async def _follow(session: aiohttp.ClientSession, request: Request) -> Response:
+async def _follow_redirects(session: aiohttp.ClientSession, request: Request) -> Response:
     url = URL(request.url, encoded=True)
     for _ in range(_MAX_REDIRECTS):
         async with session.request(
             request.method, url, headers=request.headers, data=request.body, allow_redirects=False
         ) as response:
             if not (request.follows_redirects and response.status in (301, 302, 303, 307, 308)):
-                return await _read(response, request)
-            url = _redirected(url, response.headers.get("Location", ""))
+                return await _read_response(response, request)
+            url = _redirect_target(url, response.headers.get("Location", ""))
     raise ToolFailed(f"the server redirected more than {_MAX_REDIRECTS} times", reason="server_error")
 
 
-def _redirected(url: URL, location: str) -> URL:
+def _redirect_target(url: URL, location: str) -> URL:
     try:
         to = url.join(URL(location))
         is_same = to.origin() == url.origin()
@@ -149,13 +149,13 @@ def _redirected(url: URL, location: str) -> URL:
     return to
 
 
-async def _read(response: aiohttp.ClientResponse, request: Request) -> Response:
+async def _read_response(response: aiohttp.ClientResponse, request: Request) -> Response:
     status = response.status
     is_expected = status in request.statuses if request.statuses else 200 <= status < 300
     if not is_expected:
         said = await body_within(response, _ERROR_BYTES + margin())
-        text, wait_s = _refusal(response, said[0]), seconds_of(response.headers.get("Retry-After"))
-        raise ToolFailed(text, reason=_reason(status), retryable=status in _RETRIED, wait_s=wait_s)
+        text, wait_s = _refusal_text(response, said[0]), seconds_of(response.headers.get("Retry-After"))
+        raise ToolFailed(text, reason=_refusal_reason(status), retryable=status in _RETRIED, wait_s=wait_s)
     if response.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise ToolFailed("the server sent a compressed answer that was not asked for", reason="server_error")
     content_type = response.content_type
@@ -163,7 +163,7 @@ async def _read(response: aiohttp.ClientResponse, request: Request) -> Response:
         raise ToolFailed(f"the server answered with {content_type[:60]}, which is no text", reason="server_error")
     # A secret that stands across the limit is found whole; what the piece that was read ends with may be half of one.
     body, goes_on = await body_within(response, request.max_bytes + margin())
-    text = _decoded(response, body)
+    text = _decode_body(response, body)
     is_cut = goes_on or len(body) > request.max_bytes
     if is_cut:
         text = redact(text)
@@ -173,7 +173,7 @@ async def _read(response: aiohttp.ClientResponse, request: Request) -> Response:
     return Response(status, content_type, text, is_cut)
 
 
-def _decoded(response: aiohttp.ClientResponse, body: bytes) -> str:
+def _decode_body(response: aiohttp.ClientResponse, body: bytes) -> str:
     charset = response.charset or "utf-8"
     try:
         # Python knows codecs that are no charsets, and takes the square of the length for some of them.
@@ -182,7 +182,7 @@ def _decoded(response: aiohttp.ClientResponse, body: bytes) -> str:
         return body.decode("utf-8", errors="replace")
 
 
-def _refusal(response: aiohttp.ClientResponse, body: bytes) -> str:
+def _refusal_text(response: aiohttp.ClientResponse, body: bytes) -> str:
     try:
         phrase = " " + HTTPStatus(response.status).phrase
     except ValueError:
@@ -190,13 +190,13 @@ def _refusal(response: aiohttp.ClientResponse, body: bytes) -> str:
     text = f"the server answered {response.status}{phrase}"
     content_type = response.content_type
     if _TEXT_TYPES.match(content_type) and content_type != "text/html":
-        said = " ".join(redact_within(_decoded(response, body), _ERROR_BYTES // 4).split())
+        said = " ".join(redact_within(_decode_body(response, body), _ERROR_BYTES // 4).split())
         if said and said != phrase.strip():
             text += ": " + cut_end(said, _ERROR_CHARS)
     return text
 
 
-def _reason(status: int) -> str:
+def _refusal_reason(status: int) -> str:
     if status == 429:
         return "rate_limited"
     # Also 502 to 504: what is behind a gateway may have given up on this very request. And what is asked of whoever

@@ -35,7 +35,7 @@ _MAX_TRACE = 20_000
 _PR_SET_PDEATHSIG = 1
 
 
-def serve(link: socket.socket, told: Mapping[str, Any]) -> None:
+def serve_tool(link: socket.socket, told: Mapping[str, Any]) -> None:
     """Compiles the tool that `told` describes, says so, and answers calls; never returns."""
     _die_with_parent()
     os.dup2(2, 1)  # the parent's output may be read by a program; what a function prints is for people
@@ -48,15 +48,15 @@ def serve(link: socket.socket, told: Mapping[str, Any]) -> None:
     except RlenvError as error:
         refuse(link, str(error))
     requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    threading.Thread(target=_receive, args=(link, requests), name="rlenv-worker", daemon=True).start()
-    _send(link, READY)
+    threading.Thread(target=_receive_requests, args=(link, requests), name="rlenv-worker", daemon=True).start()
+    _send_answer(link, READY)
     # One loop for all calls: what a coroutine function keeps open belongs to the loop that it was opened on.
     with asyncio.Runner() as runner:
         while True:
-            body = _answered(tool, requests.get(), runner)
+            body = _answer_call(tool, requests.get(), runner)
             if os.getpid() != own:  # the function forked, and its child came back as well
                 os._exit(0)
-            _send(link, body)
+            _send_answer(link, body)
 
 
 def _die_with_parent() -> None:
@@ -66,7 +66,7 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def _receive(link: socket.socket, requests: queue.SimpleQueue[dict[str, Any]]) -> None:
+def _receive_requests(link: socket.socket, requests: queue.SimpleQueue[dict[str, Any]]) -> None:
     """Reads all the time, so that the end of the socket is seen while a function runs; then the group ends."""
     try:
         while (body := receive_frame(link)[0]) is not None:
@@ -75,18 +75,18 @@ def _receive(link: socket.socket, requests: queue.SimpleQueue[dict[str, Any]]) -
         os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-def _send(link: socket.socket, body: bytes) -> None:
+def _send_answer(link: socket.socket, body: bytes) -> None:
     try:
         send(link, body)
     except OSError:  # the parent is gone, or the function closed what is not its own
         os._exit(1)
 
 
-def _answered(tool: Tool, request: Mapping[str, Any], runner: asyncio.Runner) -> bytes:
+def _answer_call(tool: Tool, request: Mapping[str, Any], runner: asyncio.Runner) -> bytes:
     try:
         context = ToolContext(request["task"], {}, time.monotonic() + request["seconds"], request["seed"])
         found = tool.run(request["arguments"], context)
-        body = _body(runner.run(found) if inspect.iscoroutine(found) else found)
+        body = _encode_output(runner.run(found) if inspect.iscoroutine(found) else found)
         if len(body) > MAX_BYTES:
             text = f"the tool {tool.name} gave more than {MAX_BYTES // 1_000_000} MB"
             raise ToolFailed(text, reason="too_large")
@@ -97,29 +97,29 @@ def _answered(tool: Tool, request: Mapping[str, Any], runner: asyncio.Runner) ->
             "reason": error.reason,
             "retryable": error.retryable,
             "whose": error.whose,
-            "details": _details(error.details),
+            "details": _copy_details(error.details),
             "wait_s": error.wait_s,
         }
-        return packed(answer, error.text)
+        return pack(answer, error.text)
     except EpisodeError as error:
-        return packed({"kind": "episode", "reason": error.reason}, str(error))
+        return pack({"kind": "episode", "reason": error.reason}, str(error))
     except BaseException:  # whatever a function raises, SystemExit included, the worker goes on
-        return packed({"kind": "raised"}, traceback.format_exc()[-_MAX_TRACE:])
+        return pack({"kind": "raised"}, traceback.format_exc()[-_MAX_TRACE:])
 
 
-def _body(output: ToolOutput) -> bytes:
+def _encode_output(output: ToolOutput) -> bytes:
     is_text = type(output.value) is str and output.value == output.text
     answer = {
         "kind": "ok",
         "is_text": is_text,
         "value": None if is_text else output.value,
         "images": [[image.mime, image.base64] for image in output.images],
-        "details": _details(output.details),
+        "details": _copy_details(output.details),
     }
-    return packed(answer, output.text)
+    return pack(answer, output.text)
 
 
-def _details(details: Mapping[str, object] | None) -> dict[str, object] | None:
+def _copy_details(details: Mapping[str, object] | None) -> dict[str, object] | None:
     return None if details is None else dict(details)
 
 
@@ -127,7 +127,7 @@ MAX_BYTES = 32_000_000
 """The longest answer."""
 
 
-def packed(answer: Mapping[str, Any], text: str = "") -> bytes:
+def pack(answer: Mapping[str, Any], text: str = "") -> bytes:
     """The body of an answer.
 
     Raises:
@@ -137,7 +137,7 @@ def packed(answer: Mapping[str, Any], text: str = "") -> bytes:
     return len(head).to_bytes(4, "big") + head + text.encode("utf-8", "surrogatepass")
 
 
-def unpacked(body: bytes) -> tuple[dict[str, Any], str]:
+def unpack(body: bytes) -> tuple[dict[str, Any], str]:
     """The answer, and the text that goes with it.
 
     Raises:
@@ -159,7 +159,7 @@ class FunctionRaised(Exception):
     """A function raised something undeclared; the message is its traceback, for the author's log."""
 
 
-def _outcome(answer: Mapping[str, Any], text: str) -> ToolOutput | Exception:
+def _decode_answer(answer: Mapping[str, Any], text: str) -> ToolOutput | Exception:
     kind = answer["kind"]
     if kind == "ok":
         images = tuple(Image(mime, base64) for mime, base64 in answer["images"])
@@ -172,7 +172,7 @@ def _outcome(answer: Mapping[str, Any], text: str) -> ToolOutput | Exception:
     return FunctionRaised(text)
 
 
-def _plain(value: Any) -> Any:
+def _plain_mapping(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"a {type(value).__name__} is not a JSON value and cannot be handed to another process")
@@ -183,7 +183,7 @@ class PythonWorkers:
 
     def __init__(self, name: str, told: Mapping[str, Any], *, limit: int) -> None:
         self._name = name
-        self._pool = Pool(Program("rlenv.tools._worker:serve", told, waits=_WAITS), limit=limit)
+        self._pool = Pool(Program("rlenv.tools._worker:serve_tool", told, waits=_WAITS), limit=limit)
 
     async def run(self, arguments: Mapping[str, Any], call: ToolContext, *, with_task: bool) -> ToolOutput:
         """Calls the function in a worker; cancelled, or at the call's deadline, the worker is killed.
@@ -198,10 +198,10 @@ class PythonWorkers:
 
         async def work(process: Process) -> ToolOutput | Exception:
             asked["seconds"] = left_s()
-            frame, _ = await process.ask(json.dumps(asked, default=_plain).encode())
+            frame, _ = await process.ask(json.dumps(asked, default=_plain_mapping).encode())
             try:
-                answer, text = unpacked(frame) if len(frame) <= _LARGE else await asyncio.to_thread(unpacked, frame)
-                return _outcome(answer, text)
+                answer, text = unpack(frame) if len(frame) <= _LARGE else await asyncio.to_thread(unpack, frame)
+                return _decode_answer(answer, text)
             except (ValueError, KeyError, TypeError, RecursionError) as error:  # the function wrote into the socket
                 process.is_busy = True
                 raise Gone(None) from error

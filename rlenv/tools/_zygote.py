@@ -58,7 +58,7 @@ class Filter(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("program", ctypes.c_char_p)]  # struct sock_fprog
 
 
-def check(status: int) -> None:
+def check_status(status: int) -> None:
     if status:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
@@ -78,14 +78,14 @@ def serve() -> None:
     for device in setting["devices"]:
         # A device may be written to on a read-only mount, but its mode, times and lists of access stay as they are.
         flags = REMOUNT | BIND | READ_ONLY | NOSUID | NOEXEC
-        check(LIBC.mount(None, device.encode(), None, ctypes.c_ulong(flags), None))
+        check_status(LIBC.mount(None, device.encode(), None, ctypes.c_ulong(flags), None))
     null = os.open("/dev/null", os.O_RDWR)
-    loaded("/matching.py", "rlenv.tools._matching")
-    exchange = loaded("/exchange.py", "rlenv.tools._exchange")
+    load_module("/matching.py", "rlenv.tools._matching")
+    exchange = load_module("/exchange.py", "rlenv.tools._exchange")
     for _ in range(20):  # the interpreter adapts to what it runs; done here, no child has to copy those pages
-        execute("1 + 1", json.loads('{"error": null}'))
+        run_cell("1 + 1", json.loads('{"error": null}'))
         json.dumps({"shown": "2"})
-    fresh(setting)
+    mount_folder(setting)
     gc.collect()
     gc.freeze()
     host.send(b"ready")
@@ -106,17 +106,17 @@ def serve() -> None:
         os.close(begin)
         for descriptor in descriptors:
             os.close(descriptor)
-        answer = attend(child, host, since)
+        answer = await_child(child, host, since)
         answer["has_begun"] = os.read(began, 1) == b"b"
         os.close(began)
         # Nothing of the code runs any more. The kernel takes a while to let a mount go, in which the answer is read;
         # where it does not, this process ends, and with it the sandbox: no code finds what another left.
         host.send(json.dumps(answer).encode())
-        if not renewed(setting):
+        if not renew_folder(setting):
             os._exit(0)
 
 
-def loaded(path: str, name: str) -> Any:
+def load_module(path: str, name: str) -> Any:
     """The module in a file, to be imported by its name from now on."""
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -127,7 +127,7 @@ def loaded(path: str, name: str) -> Any:
     return module
 
 
-def attend(child: int, host: socket.socket, since: float) -> dict[str, object]:
+def await_child(child: int, host: socket.socket, since: float) -> dict[str, object]:
     """Waits for the code or for a request to stop; then nothing but this process is left."""
     handle = os.pidfd_open(child)
     waiting = select.poll()
@@ -160,18 +160,18 @@ def attend(child: int, host: socket.socket, since: float) -> dict[str, object]:
             status, cpu_s = found, usage.ru_utime + usage.ru_stime
 
 
-def fresh(setting: dict[str, Any]) -> None:
+def mount_folder(setting: dict[str, Any]) -> None:
     """A new file system on the one folder that can be written."""
     owner = f"uid={setting['uid']},gid={setting['gid']}"
     options = f"size={setting['bytes']},nr_inodes={setting['files']},mode=0755,{owner}".encode()
-    check(LIBC.mount(b"tmpfs", FOLDER, b"tmpfs", ctypes.c_ulong(NOSUID | NODEV | NOEXEC), options))
+    check_status(LIBC.mount(b"tmpfs", FOLDER, b"tmpfs", ctypes.c_ulong(NOSUID | NODEV | NOEXEC), options))
 
 
-def renewed(setting: dict[str, Any]) -> bool:
+def renew_folder(setting: dict[str, Any]) -> bool:
     """Throws the folder away with all that it holds; False where that cannot be done."""
     try:
-        check(LIBC.umount2(FOLDER, DETACH))
-        fresh(setting)
+        check_status(LIBC.umount2(FOLDER, DETACH))
+        mount_folder(setting)
     except OSError:
         return False
     return True
@@ -203,7 +203,7 @@ def run(descriptors: list[int], begin: int, null: int, program: bytes, setting: 
     }
     for kind, limit in limits.items():
         resource.setrlimit(kind, limit)
-    surrender(program, setting)
+    drop_rights(program, setting)
     random.seed(wanted["seed"])
     os.write(begin, b"b")
     os.close(begin)
@@ -213,16 +213,16 @@ def run(descriptors: list[int], begin: int, null: int, program: bytes, setting: 
     try:
         match wanted["mode"]:
             case "cell":
-                execute(wanted.pop("code"), answer)
+                run_cell(wanted.pop("code"), answer)
             case "program":
-                exchange.program(wanted)
+                exchange.run_program(wanted)
             case "serve":
-                exchange.serve(wanted, CHANNEL)
+                exchange.serve_calls(wanted, CHANNEL)
             case "judge":
-                answer["result"] = exchange.judge(wanted, CHANNEL)
+                answer["result"] = exchange.judge_test(wanted, CHANNEL)
         said = json.dumps(answer)
     except BaseException as error:
-        said = json.dumps({"error": described(error), "shown": None, "result": None})
+        said = json.dumps({"error": describe_error(error), "shown": None, "result": None})
     for stream in printed_by_code:
         with contextlib.suppress(BaseException):
             stream.flush()
@@ -230,20 +230,20 @@ def run(descriptors: list[int], begin: int, null: int, program: bytes, setting: 
     os._exit(0)
 
 
-def surrender(program: bytes, setting: dict[str, Any]) -> None:
+def drop_rights(program: bytes, setting: dict[str, Any]) -> None:
     """Gives up what the code must not have; the process ends where one of it is refused."""
     if setting["has_other_user"]:
         os.setgroups([])
         os.setresgid(*(setting["gid"],) * 3)
         os.setresuid(*(setting["uid"],) * 3)
     header, nothing = struct.pack("=Ii", 0x20080522, 0), bytes(24)  # version 3; effective, permitted, inheritable
-    check(LIBC.capset(header, nothing))
+    check_status(LIBC.capset(header, nothing))
     program = program.replace(struct.pack("=I", setting["own_pid"]), struct.pack("=I", os.getpid()))
-    check(LIBC.prctl(38, 1, 0, 0, 0))  # PR_SET_NO_NEW_PRIVS
-    check(LIBC.prctl(22, 2, ctypes.byref(Filter(len(program) // 8, program)), 0, 0))  # PR_SET_SECCOMP
+    check_status(LIBC.prctl(38, 1, 0, 0, 0))  # PR_SET_NO_NEW_PRIVS
+    check_status(LIBC.prctl(22, 2, ctypes.byref(Filter(len(program) // 8, program)), 0, 0))  # PR_SET_SECCOMP
 
 
-def execute(code: str, answer: dict[str, object]) -> None:
+def run_cell(code: str, answer: dict[str, object]) -> None:
     tree = ast.parse(code, "<code>")
     names = {"__name__": "__main__", "__builtins__": __builtins__, "exit": sys.exit, "quit": sys.exit}
     last = tree.body[-1] if tree.body else None
@@ -289,7 +289,7 @@ def is_plain(value: object) -> bool:
     return True
 
 
-def described(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """`ZeroDivisionError: division by zero (line 3)`: the first line of the code that led to it."""
     line = getattr(error, "lineno", None) if isinstance(error, SyntaxError) else None
     step = error.__traceback__

@@ -75,7 +75,7 @@ def callable_name(name: str) -> str:
     return _UNCALLABLE.sub("_", name)[:64]
 
 
-def declared(given: Any) -> DeclaredTool:
+def parse_declared(given: Any) -> DeclaredTool:
     """A tool out of its schema: OpenAI's, with or without `function` around it; MCP's; those of BFCL, ToolACE and xLAM.
 
     Types of other languages become JSON's (`dict`, `float`, `List[int]`), and a name that servers refuse
@@ -95,12 +95,12 @@ def declared(given: Any) -> DeclaredTool:
         required = [name for name, part in properties.items()
                     if "default" not in part and not _OPTIONAL.search(str(part.get("type")))]  # fmt: skip
         parameters = {"type": "object", "properties": properties, "required": required}
-    return DeclaredTool(callable_name(called), called, str(body.get("description") or ""), _in_json_types(parameters))
+    return DeclaredTool(callable_name(called), called, str(body.get("description") or ""), _to_json_types(parameters))
 
 
 def declared_tool(one: Tool, schema: Mapping[str, Any], *, is_strict: bool) -> Tool:
     """The tool that a schema declares: a call of `one`, which takes `name` and `arguments`."""
-    found, run = declared(schema), one.run
+    found, run = parse_declared(schema), one.run
 
     def call(arguments: Mapping[str, Any], context: ToolContext) -> Any:
         return run({"name": found.called, "arguments": dict(arguments)}, context)
@@ -116,16 +116,16 @@ def declared_tool(one: Tool, schema: Mapping[str, Any], *, is_strict: bool) -> T
     )
 
 
-def _in_json_types(schema: Any) -> Any:
+def _to_json_types(schema: Any) -> Any:
     """A schema with the types that JSON knows; values of its own (`default`, `enum`) stay as they are."""
     if isinstance(schema, list):
-        return [_in_json_types(part) for part in schema]
+        return [_to_json_types(part) for part in schema]
     if not isinstance(schema, Mapping):
         return schema
     made: dict[str, Any] = {}
     for key, value in schema.items():
         if key == "properties" and isinstance(value, Mapping):
-            made[key] = {name: _in_json_types(part) for name, part in value.items()}
+            made[key] = {name: _to_json_types(part) for name, part in value.items()}
         elif key == "type" and isinstance(value, str) and value not in _TYPES:
             word = _OPTIONAL.sub("", value).partition("[")[0].strip().lower()
             if (known := _MEANT.get(word, word)) in _TYPES:  # any other word stands for any value
@@ -135,7 +135,7 @@ def _in_json_types(schema: Any) -> Any:
         elif key in ("default", "enum", "const", "examples"):
             made[key] = value
         else:
-            made[key] = _in_json_types(value)
+            made[key] = _to_json_types(value)
     return made
 
 
@@ -175,12 +175,12 @@ class ArgumentCheck:
         """The fault of arguments that do not fit: the argument, the found value, the expected one."""
         lines: list[str] = []
         for error in self._validator.errors(arguments):
-            lines.extend(self._describe(error, arguments))
+            lines.extend(self._describe_error(error, arguments))
             if len(lines) >= _MAX_FAULTS:
                 break
         return "; ".join(dict.fromkeys(lines[:_MAX_FAULTS])) or "they have too many parts to say which does not fit"
 
-    def mistyped(self, arguments: Mapping[str, Any]) -> list[tuple[list[Any], list[str]]]:
+    def type_faults(self, arguments: Mapping[str, Any]) -> list[tuple[list[Any], list[str]]]:
         """The places at which a value's type is refused, with the JSON types allowed there; nothing else is listed."""
         found: list[tuple[list[Any], list[str]]] = []
         for error in self._validator.errors(arguments):
@@ -190,9 +190,9 @@ class ArgumentCheck:
                 found.append((list(error.instance_path), listed))
         return found
 
-    def _describe(self, error: jsonschema_rs.ValidationError, arguments: Mapping[str, Any]) -> list[str]:
+    def _describe_error(self, error: jsonschema_rs.ValidationError, arguments: Mapping[str, Any]) -> list[str]:
         known = list(self._schema.get("properties", {}))
-        place = _place(list(error.instance_path))
+        place = _argument_place(list(error.instance_path))
         keyword = str(error.schema_path[-1]) if error.schema_path else ""
         if not error.instance_path and keyword == "additionalProperties":
             listed = f"expected: {cut_end(', '.join(known), _MAX_LISTED)}" if known else "the tool takes no arguments"
@@ -205,12 +205,12 @@ class ArgumentCheck:
             missing = str(getattr(error.kind, "property", "?"))
             inside = f" in {place}" if place else ""
             return [f"missing argument '{missing}'{inside}{self._expected_of(missing) if not place else ''}"]
-        found = f"{place or 'the arguments'}: found {_shown(error.instance)}"
+        found = f"{place or 'the arguments'}: found {_show_value(error.instance)}"
         if keyword == "type":
             return [f"{found}, expected {_type_words(getattr(error.kind, 'types', None) or self._types_at(error))}"]
         if keyword == "enum":
             options = getattr(error.kind, "options", None) or []
-            words = " or ".join(_shown(option) for option in options[:_MAX_OPTIONS])
+            words = " or ".join(_show_value(option) for option in options[:_MAX_OPTIONS])
             return [f"{found}, expected {cut_end(words, 200)}" if words else f"{found}: {cut_end(error.message, 160)}"]
         return [f"{found}: {cut_end(error.message, 160)}"]
 
@@ -234,14 +234,14 @@ def _type_words(types: Any) -> str:
     return " or ".join(_TYPES.get(str(name), str(name)) for name in listed) or "another type"
 
 
-def _place(path: list[Any]) -> str:
+def _argument_place(path: list[Any]) -> str:
     if not path:
         return ""
     name, *rest = path
     return f"argument '{cut_end(str(name), _MAX_SHOWN)}'" + cut_end("".join(f"[{step!r}]" for step in rest), 200)
 
 
-def _shown(value: Any) -> str:
+def _show_value(value: Any) -> str:
     if isinstance(value, str):  # cut before rendering: a model may send megabytes
         value = cut_end(value, _MAX_SHOWN)
     elif isinstance(value, list):
@@ -290,14 +290,14 @@ def compile_filling(
         UnknownEntry: it reads a resource that is not there.
     """
     for place, text in templates.texts_at(key, value):
-        _check(text, key=place, parameters=parameters)
+        _check_template(text, key=place, parameters=parameters)
         check_resources(text, key=place, resources=resources)
     marked, with_secrets = set_aside(value)
     fill = templates.compile_written(marked, write) if write is not None else templates.compile_value(marked)
     read = [templates.compile_template(text) for text in templates.texts_in(value)]
     names = {name for template in read for name in template.names}
 
-    def filled(*, args: Any, task: Any, resources: Any = _NO_RESOURCES) -> Any:
+    def fill_checked(*, args: Any, task: Any, resources: Any = _NO_RESOURCES) -> Any:
         try:
             return with_secrets(fill(args=args, task=task, resources=resources, vars=vars))
         except templates.TemplateError as error:
@@ -308,7 +308,7 @@ def compile_filling(
             reason = "too_large" if is_long else "bad_arguments"
             raise ToolFailed(f"the request cannot be written with these arguments{said}", reason=reason) from error
 
-    return filled
+    return fill_checked
 
 
 def is_dynamic(value: Any) -> bool:
@@ -328,7 +328,7 @@ def check_resources(text: str, *, key: str, resources: Collection[str]) -> None:
             raise UnknownEntry("resources", path[1], tuple(resources), key=key)
 
 
-def _check(text: str, *, key: str, parameters: Mapping[str, Any]) -> None:
+def _check_template(text: str, *, key: str, parameters: Mapping[str, Any]) -> None:
     template = templates.template_of(text, key=key)
     named = list(parameters.get("properties", {}))
     for name in sorted(template.names - set(_NAMES)):

@@ -118,7 +118,7 @@ def ends_with(world: str) -> Ends:
     return ends
 
 
-def shown(show: Callable[[], str]) -> str:
+def show_safely(show: Callable[[], str]) -> str:
     """What `show` writes of a world's state. Where that fails the log has why, and not the policy."""
     try:
         return show()

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from rlenv.errors import ToolFailed
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import ToolSpec
-from rlenv.tools._arithmetic import MAX_CHARS, CannotCalculate, as_text, calculate
+from rlenv.tools._arithmetic import MAX_CHARS, CannotCalculate, calculate, format_number
 from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
 
 _DESCRIPTION = "Calculate an arithmetic expression, such as (12.5 + 3) * 4 / 2."
@@ -34,9 +34,9 @@ class CalculatorSpec(ToolSpec):
 
 
 @lru_cache(maxsize=1_024)
-def _answer(expression: str) -> ToolOutput:
+def _calculate(expression: str) -> ToolOutput:
     value = calculate(expression)
-    text = as_text(value)
+    text = format_number(value)
     if isinstance(value, Fraction):
         try:
             return ToolOutput(text, float(value))
@@ -45,11 +45,11 @@ def _answer(expression: str) -> ToolOutput:
     return ToolOutput(text, value)
 
 
-def _run(arguments: Mapping[str, Any], context: ToolContext) -> ToolOutput:
+def _run_calculator(arguments: Mapping[str, Any], context: ToolContext) -> ToolOutput:
     expression = arguments["expression"]
     try:
         # Long texts are refused at once and not kept.
-        return _answer(expression) if len(expression) <= MAX_CHARS else _answer.__wrapped__(expression)
+        return _calculate(expression) if len(expression) <= MAX_CHARS else _calculate.__wrapped__(expression)
     except CannotCalculate as error:
         raise ToolFailed(f"cannot calculate: {error}") from None
 
@@ -61,7 +61,7 @@ def compile_calculator(name: str, spec: CalculatorSpec, context: CompileContext)
             name=name,
             description=spec.description or _DESCRIPTION,
             parameters=_PARAMETERS,
-            run=_run,
+            run=_run_calculator,
             mode="inline",
             depends_on="arguments",
             **common(spec, idempotent=True),

@@ -45,7 +45,7 @@ class CodeSpec(ToolSpec):
 Run = Callable[[str, ToolContext], Awaitable[Outcome]]
 
 
-def _called(spec: CodeSpec, name: str, context: CompileContext) -> dict[str, Tool]:
+def _callable_tools(spec: CodeSpec, name: str, context: CompileContext) -> dict[str, Tool]:
     for wanted in spec.tools:
         if wanted not in context.tools:
             hint = did_you_mean(wanted, context.tools, f"tools above '{name}'")
@@ -60,7 +60,7 @@ def _called(spec: CodeSpec, name: str, context: CompileContext) -> dict[str, Too
     return {wanted: context.tools[wanted] for wanted in spec.tools}
 
 
-def _runner(name: str, spec: CodeSpec, called: Mapping[str, Tool]) -> Run:
+def _make_runner(name: str, spec: CodeSpec, called: Mapping[str, Tool]) -> Run:
     # Each sandbox is imported where it is named, since each needs something of its own to be installed.
     if spec.sandbox == "monty":
         from rlenv.tools._monty import monty_runner
@@ -74,7 +74,7 @@ def _runner(name: str, spec: CodeSpec, called: Mapping[str, Tool]) -> Run:
     return sandbox_runner(spec)
 
 
-def _text(outcome: Outcome, max_bytes: int) -> str:
+def _outcome_text(outcome: Outcome, max_bytes: int) -> str:
     output = outcome.output
     if outcome.is_cut:
         output += f"\n(cut after {max_bytes} bytes)\n"
@@ -83,7 +83,7 @@ def _text(outcome: Outcome, max_bytes: int) -> str:
     return output + (outcome.shown or "")
 
 
-def _counted(calls: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+def _count_calls(calls: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
     """The number of calls of each tool, by outcome: it stays where a long list is cut."""
     counted: dict[str, dict[str, int]] = {}
     for call in calls:
@@ -112,8 +112,8 @@ def compile_code(name: str, spec: CodeSpec, context: CompileContext) -> Sequence
     Raises:
         MissingExtra, UsageError: the sandbox is not installed or does not work here; a tool is not there.
     """
-    called = _called(spec, name, context)
-    run_code = _runner(name, spec, called)
+    called = _callable_tools(spec, name, context)
+    run_code = _make_runner(name, spec, called)
 
     async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
         code = arguments["code"]
@@ -124,8 +124,8 @@ def compile_code(name: str, spec: CodeSpec, context: CompileContext) -> Sequence
         except UnicodeEncodeError as error:
             raise ToolFailed("the code holds a character that no file can hold", reason="bad_arguments") from error
         outcome = await run_code(code, call)
-        text = _text(outcome, spec.max_bytes)
-        details = {"called": _counted(outcome.calls), "calls": list(outcome.calls)} if outcome.calls else None
+        text = _outcome_text(outcome, spec.max_bytes)
+        details = {"called": _count_calls(outcome.calls), "calls": list(outcome.calls)} if outcome.calls else None
         if outcome.error is not None:
             is_ours = outcome.reason in ("worker", "stalled")
             raise ToolFailed(

@@ -25,9 +25,9 @@ from rlenv.language.templates import compile_template, template_of
 from rlenv.resources.base import Folder
 from rlenv.secrets import redact_within
 from rlenv.tools import arguments
-from rlenv.tools._bubblewrap import Confined, check_bubblewrap, confined, is_hidden
-from rlenv.tools._process import Ended, ProgramLimits, is_disk_full, run_program
-from rlenv.tools._signature import shorthand
+from rlenv.tools._bubblewrap import Confined, check_bubblewrap, confine, is_hidden
+from rlenv.tools._process import ProgramEnd, ProgramLimits, is_disk_full, run_program
+from rlenv.tools._signature import expand_shorthand
 from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
 
 _PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -78,7 +78,7 @@ class CommandSpec(ToolSpec):
     """True: what a call fills in may begin with `-`; otherwise only after `--`, or as a number."""
 
 
-def _program(spec: CommandSpec, context: CompileContext) -> str:
+def _find_program(spec: CommandSpec, context: CompileContext) -> str:
     word = spec.command[0]
     if arguments.is_dynamic(word):
         raise UsageError(f"the program '{word}' must not depend on the call", key="command", hint="write it out")
@@ -96,12 +96,12 @@ def _program(spec: CommandSpec, context: CompileContext) -> str:
         seen = [folder for folder in search.split(":") if not is_hidden(Path(folder, word))]
         found = shutil.which(word, path=":".join(seen)) or found
     if found is None:
-        hint = did_you_mean(word, sorted(_programs(search)), otherwise="install it")
+        hint = did_you_mean(word, sorted(_list_programs(search)), otherwise="install it")
         raise UsageError(f"there is no program '{word}' on PATH", key="command", hint=hint)
     return found
 
 
-def _programs(search: str) -> set[str]:
+def _list_programs(search: str) -> set[str]:
     found: set[str] = set()
     for folder in search.split(":"):
         with suppress(OSError):
@@ -109,7 +109,7 @@ def _programs(search: str) -> set[str]:
     return found
 
 
-def _words(value: Any) -> Iterator[str]:
+def _render_words(value: Any) -> Iterator[str]:
     """The words of a rendered template: a list gives several, None none, anything else than text is JSON."""
     rest = [value]
     while rest:
@@ -117,10 +117,10 @@ def _words(value: Any) -> Iterator[str]:
         if isinstance(one, (list, tuple)):
             rest.extend(reversed(one))
         elif one is not None:
-            yield os.fspath(one) if isinstance(one, (str, os.PathLike)) else _json(one)
+            yield os.fspath(one) if isinstance(one, (str, os.PathLike)) else _to_json(one)
 
 
-def _json(value: Any) -> str:
+def _to_json(value: Any) -> str:
     try:
         # Numbers of any size, unlike faster writers.
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
@@ -139,7 +139,7 @@ class _Word:
     is_given: bool
     before: Sequence[tuple[str, arguments.Filling]]
 
-    def written(self, values: Mapping[str, Any]) -> str:
+    def fixed_prefix(self, values: Mapping[str, Any]) -> str:
         """What the author wrote, and paths of resources are, before the first thing that may be the policy's."""
         found = ""
         for part, fill in self.before:
@@ -151,7 +151,7 @@ class _Word:
 
     def check(self, word: str, spec: CommandSpec, values: Mapping[str, Any], *, ends_options: bool) -> None:
         """Refuses what a call, or what an earlier one left, must not make of this argument."""
-        before = self.written(values)
+        before = self.fixed_prefix(values)
         is_value = before.startswith("--") and "=" in before
         if word.startswith("-") and not (spec.options or ends_options or is_value or _NUMBER.fullmatch(word)):
             raise ToolFailed("an argument must not begin with '-'", reason="bad_arguments")
@@ -166,10 +166,10 @@ class _Word:
             raise ToolFailed("an argument must not name a path outside of its folder", reason="bad_arguments")
 
 
-def _argv(words: Sequence[_Word], values: Mapping[str, Any], spec: CommandSpec) -> Iterator[str]:
+def _build_argv(words: Sequence[_Word], values: Mapping[str, Any], spec: CommandSpec) -> Iterator[str]:
     ends_options = False
     for word in words:
-        for text in _words(word.fill(**values)):
+        for text in _render_words(word.fill(**values)):
             if word.is_filled:
                 word.check(text, spec, values, ends_options=ends_options)
             elif text == "--":
@@ -177,12 +177,12 @@ def _argv(words: Sequence[_Word], values: Mapping[str, Any], spec: CommandSpec) 
             yield text
 
 
-def _environment(extra: Mapping[str, Any]) -> dict[str, str]:
+def _build_environment(extra: Mapping[str, Any]) -> dict[str, str]:
     base = {"PATH": os.environ.get("PATH", _PATH), "LANG": os.environ.get("LANG", "C.UTF-8")}
     return base | {name: str(value) for name, value in extra.items() if value is not None}
 
 
-def _answer(ended: Ended, program: str, folder: str, spec: CommandSpec) -> ToolOutput:
+def _build_output(ended: ProgramEnd, program: str, folder: str, spec: CommandSpec) -> ToolOutput:
     name = os.path.basename(program)
     if not ended.has_sandbox:
         raise ToolFailed(f"the sandbox of {name} could not be started", reason="worker", retryable=True)
@@ -190,12 +190,12 @@ def _answer(ended: Ended, program: str, folder: str, spec: CommandSpec) -> ToolO
         raise ToolFailed(f"{name} wrote more than {spec.max_bytes} bytes and was stopped", reason="too_large")
     if ended.code not in spec.expect:
         reason = "killed" if ended.code in _KILLED else "disk_full" if is_disk_full(folder) else "failed"
-        raise ToolFailed(f"{name} {_how(ended.code)}{_shown(ended.errors, folder)}", reason=reason)
+        raise ToolFailed(f"{name} {_exit_text(ended.code)}{_errors_text(ended.errors, folder)}", reason=reason)
     text = ended.output.decode("utf-8", errors="replace").removesuffix("\n")
     return ToolOutput(text or "(no output)", text)
 
 
-def _how(code: int) -> str:
+def _exit_text(code: int) -> str:
     # A shell that executes gives 128 + signal where it waited; a program of its own the negative signal.
     if code >= 0:
         return f"ended with status {code}"
@@ -203,13 +203,13 @@ def _how(code: int) -> str:
     return told or f"was killed by {signal.Signals(-code).name if -code in set(signal.Signals) else code}"
 
 
-def _shown(errors: bytes, folder: str) -> str:
+def _errors_text(errors: bytes, folder: str) -> str:
     words = " ".join(errors.decode("utf-8", errors="replace").replace(folder, ".").split())
     text = redact_within(words, _SHOWN_ERRORS, tail=True)  # the rest may be a megabyte
     return f": {'…' * (len(words) > _SHOWN_ERRORS)}{text[len(words) > _SHOWN_ERRORS :]}" if text else ""
 
 
-def _before(word: str) -> Iterator[str]:
+def _fixed_parts(word: str) -> Iterator[str]:
     """The parts before the first thing that a call or a row fills in: texts, and each resource alone."""
     end = 0
     for piece in _FILLED.finditer(word):
@@ -221,7 +221,7 @@ def _before(word: str) -> Iterator[str]:
     yield word[end:]
 
 
-def _folder(spec: CommandSpec, context: CompileContext) -> tuple[Callable[[ToolContext], Path | None], bool]:
+def _choose_folder(spec: CommandSpec, context: CompileContext) -> tuple[Callable[[ToolContext], Path | None], bool]:
     """The folder of a call's program, None for a new one; and whether it is the call's or the episode's own.
 
     Raises UsageError: the author's folder, or a resource, is not there.
@@ -250,14 +250,14 @@ def compile_command(name: str, spec: CommandSpec, context: CompileContext) -> Se
         UsageError: the program is not there, a template is wrong, or the sandbox is missing.
     """
     with under("parameters"):
-        parameters = shorthand(spec.parameters)
-    program = _program(spec, context)
+        parameters = expand_shorthand(spec.parameters)
+    program = _find_program(spec, context)
     if spec.sandbox == "bubblewrap":
         check_bubblewrap()
     elif not spec.processes:
         message = "only a sandbox can keep a program from starting others"
         raise UsageError(message, key="processes", hint="add sandbox: bubblewrap")
-    folder_of, is_own = _folder(spec, context)
+    folder_of, is_own = _choose_folder(spec, context)
 
     def filling(key: str, value: Any) -> arguments.Filling:
         known: dict[str, Any] = {"vars": context.vars, "resources": context.resources}
@@ -265,7 +265,7 @@ def compile_command(name: str, spec: CommandSpec, context: CompileContext) -> Se
 
     def word_of(key: str, word: str) -> _Word:
         is_given = arguments.is_dynamic(word)
-        before = [(part, filling(key, part)) for part in _before(word)]
+        before = [(part, filling(key, part)) for part in _fixed_parts(word)]
         return _Word(filling(key, word), is_given or arguments.is_of_episode(word), is_given, before)
 
     words = [word_of(f"command.{index}", word) for index, word in enumerate(spec.command[1:], start=1)]
@@ -276,21 +276,21 @@ def compile_command(name: str, spec: CommandSpec, context: CompileContext) -> Se
 
     async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
         values = {"args": arguments_of(arguments), "task": call.task, "resources": call.resources}
-        argv = [program, *_argv(words, values, spec)]
-        environment = _environment(env(**values))
-        given = "".join(_words(stdin(**values))).encode("utf-8", errors="replace")
+        argv = [program, *_build_argv(words, values, spec)]
+        environment = _build_environment(env(**values))
+        given = "".join(_render_words(stdin(**values))).encode("utf-8", errors="replace")
 
         def started(folder: str) -> AbstractContextManager[Confined]:
             if spec.sandbox == "none":
                 return nullcontext(Confined(tuple(argv)))
-            return confined(argv, folders={folder: is_own}, cwd=folder, processes=spec.processes)
+            return confine(argv, folders={folder: is_own}, cwd=folder, processes=spec.processes)
 
         for wait_s in (0.05, 0.2, 0.0):
             ended, folder = await run_program(started, stdin=given, cwd=folder_of(call), env=environment, limits=limits)
             if ended.has_sandbox:
                 break
             await pause(wait_s)  # a mount of this machine's may have gone while bwrap took it over: nothing has run
-        return _answer(ended, program, folder, spec)
+        return _build_output(ended, program, folder, spec)
 
     said = spec.description or f"Run {os.path.basename(program)} and read what it writes."
     return (Tool(name=name, description=said, parameters=parameters, run=run, mode="async", **common(spec)),)

@@ -21,7 +21,7 @@ from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import ResourceSpec, Text, ToolSpec
 from rlenv.language.templates import Template, TemplateError, compile_value, template_of, texts_at
 from rlenv.resources.base import PythonResource, ResourceContext
-from rlenv.tools.base import WORLD, Tool, ToolContext, ToolOutput, common, ends_with, shown
+from rlenv.tools.base import WORLD, Tool, ToolContext, ToolOutput, common, ends_with, show_safely
 
 _MARKED: Final = re.compile(r"\x1b\[4\dm(.*?)\x1b\[0m")
 _COLOUR: Final = re.compile(r"\x1b\[[\d;]*m")
@@ -88,7 +88,7 @@ class World:
             self.terminated, self.truncated = map(bool, ended)  # of several worlds at once they have no truth
             if not math.isfinite(paid := float(reward)):
                 raise ValueError(f"it paid {paid}")
-            self.text = shown(partial(self._show, self))
+            self.text = show_safely(partial(self._show, self))
         except OSError as error:  # what the world stands on is gone
             raise EpisodeError(f"the world failed: {failure(error)}", reason="resource") from error
         except (Exception, SystemExit) as error:  # an action may break a world in any way, and evades no bad score
@@ -121,17 +121,17 @@ def compile_gymnasium(name: str, spec: GymnasiumSpec, context: CompileContext) -
     """
     if spec.scope == "process":
         raise UsageError("a world is an episode's own", key="scope", hint="leave it out")
-    make, given = _maker(spec, context)
+    make, given = _find_maker(spec, context)
     for key, source in (*texts_at("args", spec.arguments), *texts_at("seed", spec.seed)):
         template_of(source, key=key, names=("task", "vars"))
-    shown = ("observation", "info", "render", "task", "vars")
-    text = template_of(spec.text, key="text", names=shown) if spec.text is not None else None
+    names = ("observation", "info", "render", "task", "vars")
+    text = template_of(spec.text, key="text", names=names) if spec.text is not None else None
     args_of, seed_of = compile_value(spec.arguments), compile_value(spec.seed)
 
     def load(task: Mapping[str, Any], seed: int, vars: Mapping[str, Any]) -> Iterator[World]:
         with closing(make(**{**given, **args_of(task=task, vars=vars)})) as made:
             own = seed_of(task=task, vars=vars)
-            yield World(made, _shown(made, text, task=task, vars=vars), seed=seed if own is None else own)
+            yield World(made, _make_view(made, text, task=task, vars=vars), seed=seed if own is None else own)
 
     try:
         first = make(**{**given, **args_of(task=context.row(), vars=context.vars)})
@@ -148,7 +148,7 @@ def compile_gymnasium(name: str, spec: GymnasiumSpec, context: CompileContext) -
     return WorldResource(name, opened.open, getattr(first, "action_space", None), spec.run_in)
 
 
-def _maker(spec: GymnasiumSpec, context: CompileContext) -> tuple[Callable[..., Any], dict[str, Any]]:
+def _find_maker(spec: GymnasiumSpec, context: CompileContext) -> tuple[Callable[..., Any], dict[str, Any]]:
     """What makes the world, and arguments that it is given unless the entry says otherwise."""
     if spec.id is not None and spec.function is None:
         # Gymnasium's checks of a world only warn, and take longer than most steps.
@@ -159,14 +159,14 @@ def _maker(spec: GymnasiumSpec, context: CompileContext) -> tuple[Callable[..., 
         return import_function(spec.function, base=context.bases.get("function", context.base)), {}
 
 
-def _shown(made: Any, text: Template | None, **values: Any) -> Callable[[World], str]:
+def _make_view(made: Any, text: Template | None, **values: Any) -> Callable[[World], str]:
     """A function that writes what the policy sees of a world."""
     draws = getattr(made, "render_mode", None) == "ansi"
 
     def show(world: World) -> str:
         observation = world.observation
         if text is None and (isinstance(observation, str) or not draws):
-            return observation if isinstance(observation, str) else _json(observation)
+            return observation if isinstance(observation, str) else _to_json(observation)
         # What stands on a coloured ground is where the player is.
         render = _COLOUR.sub("", _MARKED.sub(r"[\1]", str(made.render()))) if draws else ""
         return render if text is None else text.text(observation=observation, info=world.info, render=render, **values)
@@ -174,7 +174,7 @@ def _shown(made: Any, text: Template | None, **values: Any) -> Callable[[World],
     return show
 
 
-def _json(observation: Any) -> str:
+def _to_json(observation: Any) -> str:
     option = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
     return orjson.dumps(observation, default=lambda one: getattr(one, "tolist", one.__str__)(), option=option).decode()
 
@@ -186,7 +186,7 @@ def compile_step(name: str, spec: StepSpec, context: CompileContext) -> Sequence
         UsageError: the resource does not exist or is no world, or its actions cannot be written.
     """
     resource = context.resource(spec.resource, WorldResource, "gymnasium")
-    schema, read = _actions(resource.space, spec.actions)
+    schema, read = _read_space(resource.space, spec.actions)
 
     def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
         world: World = call.resources[spec.resource]
@@ -207,17 +207,17 @@ def compile_step(name: str, spec: StepSpec, context: CompileContext) -> Sequence
     )
 
 
-def _actions(space: Any, names: Sequence[str] | None) -> tuple[dict[str, Any], Callable[[Any], Any]]:
+def _read_space(space: Any, names: Sequence[str] | None) -> tuple[dict[str, Any], Callable[[Any], Any]]:
     """The schema of an action, and a function that makes the world's own of one; it raises ToolFailed."""
 
-    def checked(action: Any) -> Any:
+    def check_action(action: Any) -> Any:
         if space is not None and not space.contains(action):
             raise ToolFailed(f"{action!r} is no action of this world: {space}")
         return action
 
-    def array(action: Any) -> Any:
+    def to_array(action: Any) -> Any:
         try:
-            return checked(np.asarray(action, dtype=space.dtype))
+            return check_action(np.asarray(action, dtype=space.dtype))
         except OverflowError as error:  # NumPy takes no number that the array's own type does not hold
             raise ToolFailed(f"{action!r} is no action of this world: {space}") from error
 
@@ -228,10 +228,10 @@ def _actions(space: Any, names: Sequence[str] | None) -> tuple[dict[str, Any], C
             numbers = {one: int(space.start) + at for at, one in enumerate(names)}
             return {"type": "string", "enum": list(names)}, numbers.__getitem__
         if space is None or isinstance(space, spaces.Text):
-            return {"type": "string", "enum": list(names)}, checked
+            return {"type": "string", "enum": list(names)}, check_action
         raise UsageError(f"the actions of {space} have no names", key="actions", hint="leave it out")
     if space is None or isinstance(space, spaces.Text):
-        return {"type": "string"}, checked
+        return {"type": "string"}, check_action
     if isinstance(space, spaces.Discrete):
         first = int(space.start)
         return {"type": "integer", "minimum": first, "maximum": first + int(space.n) - 1}, int
@@ -239,7 +239,7 @@ def _actions(space: Any, names: Sequence[str] | None) -> tuple[dict[str, Any], C
         schema: dict[str, Any] = {"type": "number" if isinstance(space, spaces.Box) else "integer"}
         for length in reversed(space.shape):
             schema = {"type": "array", "items": schema, "minItems": length, "maxItems": length}
-        return schema, array
+        return schema, to_array
     hint = "give 'function' a gymnasium.ActionWrapper that takes numbers, lists or texts"
     raise UsageError(f"an action of {space} cannot be written as JSON", key="resource", hint=hint)
 

@@ -18,7 +18,7 @@ from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Bool, Int, Text, ToolSpec
 from rlenv.language.templates import TemplateError
 from rlenv.secrets import redact
-from rlenv.tools._signature import shorthand
+from rlenv.tools._signature import expand_shorthand
 from rlenv.tools._wire import Request, Response, exchange
 from rlenv.tools.arguments import Filling, compile_filling, read_parameters
 from rlenv.tools.base import DependsOn, Tool, ToolContext, ToolOutput, common
@@ -64,7 +64,7 @@ class HttpSpec(ToolSpec):
     """With the preset: how many documents are asked for."""
 
 
-def _selector(expression: str) -> Callable[[Any], Any]:
+def _compile_selector(expression: str) -> Callable[[Any], Any]:
     with told_as(MissingExtra, "response (JMESPath)", ImportError, extra="http"):
         import jmespath
     try:
@@ -100,28 +100,28 @@ def _check_url(url: str, vars: Mapping[str, Any]) -> None:
         )
 
 
-def _quoted(value: Any) -> str:
+def _quote_value(value: Any) -> str:
     """A value as it may stand in a URL, encoded, so that it cannot end its segment."""
     is_json = isinstance(value, (list, tuple, dict, int, float))  # anything else of a resource's is its text
-    return quote(_within("" if value is None else _plain(value if is_json else str(value))), safe="")
+    return quote(_encode_part("" if value is None else _to_text(value if is_json else str(value))), safe="")
 
 
-def _plain(value: Any) -> str:
-    return value if isinstance(value, str) else _json(value).decode()  # as JSON writes it: true, 3, [1,2]
+def _to_text(value: Any) -> str:
+    return value if isinstance(value, str) else _to_json(value).decode()  # as JSON writes it: true, 3, [1,2]
 
 
-def _encoded(text: str) -> bytes:
+def _encode_text(text: str) -> bytes:
     return text.encode("utf-8", errors="replace")  # a policy may write lone surrogates
 
 
-def _within(text: str) -> bytes:
+def _encode_part(text: str) -> bytes:
     """A part of an address, looked at before it is written with its escapes."""
     if len(text) > _MAX_URL:
         raise ToolFailed(f"an argument is too long for an address: {len(text):,} characters", reason="too_large")
-    return _encoded(text)
+    return _encode_text(text)
 
 
-def _address(url: str, query: Mapping[str, Any]) -> str:
+def _build_address(url: str, query: Mapping[str, Any]) -> str:
     _check_size(len(url))
     try:
         parts = urlsplit(url)
@@ -135,7 +135,7 @@ def _address(url: str, query: Mapping[str, Any]) -> str:
     for name, value in query.items():
         values = value if isinstance(value, (list, tuple)) else (value,)
         _check_size(len(values))
-        pairs += [(name, _within(_plain(one))) for one in values if one is not None]
+        pairs += [(name, _encode_part(_to_text(one))) for one in values if one is not None]
         _check_size(sum(len(text) for _, text in pairs))
     if not pairs:
         return url
@@ -149,9 +149,9 @@ def _check_size(chars: int) -> None:
         raise ToolFailed(f"the arguments make an address of more than {_MAX_URL:,} characters", reason="too_large")
 
 
-def _output(answer: Response, select: Callable[[Any], Any] | None, max_bytes: int) -> ToolOutput:
+def _build_output(answer: Response, select: Callable[[Any], Any] | None, max_bytes: int) -> ToolOutput:
     if select is not None:
-        return _selected(answer, select, max_bytes)
+        return _select_output(answer, select, max_bytes)
     if answer.is_cut:
         return ToolOutput(f"{answer.text}\n(cut after {max_bytes} bytes)", answer.text)
     value: Any = answer.text
@@ -163,12 +163,12 @@ def _output(answer: Response, select: Callable[[Any], Any] | None, max_bytes: in
     return ToolOutput(answer.text or f"(no content, status {answer.status})", value)
 
 
-def _selected(answer: Response, select: Callable[[Any], Any], max_bytes: int) -> ToolOutput:
+def _select_output(answer: Response, select: Callable[[Any], Any], max_bytes: int) -> ToolOutput:
     value = _json_of(answer, max_bytes)
     # Not its own errors alone: it compares texts with numbers, say, where an answer has both.
     with told_as(ToolFailed, _OTHER_FORM, Exception, reason="server_error"):
         value = select(value)
-    return ToolOutput("(nothing found)") if value is None else ToolOutput(_plain(value), value)
+    return ToolOutput("(nothing found)") if value is None else ToolOutput(_to_text(value), value)
 
 
 def _json_of(answer: Response, max_bytes: int) -> Any:
@@ -195,7 +195,7 @@ def _search_r1(answer: Response, max_bytes: int) -> ToolOutput:
     return ToolOutput("\n".join(shown) or "no documents match", value)
 
 
-def _with_preset(spec: HttpSpec) -> HttpSpec:
+def _apply_preset(spec: HttpSpec) -> HttpSpec:
     for key in ("query", "body", "parameters", "response", "method"):
         if getattr(spec, key):
             raise UsageError(
@@ -218,19 +218,19 @@ def compile_http(name: str, spec: HttpSpec, context: CompileContext) -> Sequence
     """
     preset = spec.preset
     if preset is not None:
-        spec = _with_preset(spec)
+        spec = _apply_preset(spec)
     elif "top_k" in spec.model_fields_set:
         raise UsageError("only a preset takes it", key="top_k")
     with under("parameters"):
-        parameters = shorthand(spec.parameters)
+        parameters = expand_shorthand(spec.parameters)
     _check_url(spec.url, context.vars)
     known: dict[str, Any] = {"parameters": parameters, "vars": context.vars, "resources": context.resources}
     fillings: dict[str, Filling] = {
-        key: compile_filling(getattr(spec, key), key=key, write=_quoted if key == "url" else None, **known)
+        key: compile_filling(getattr(spec, key), key=key, write=_quote_value if key == "url" else None, **known)
         for key in ("url", "headers", "query", "body")
     }
     method = spec.method or ("GET" if spec.body is None else "POST")
-    select = _selector(spec.response) if spec.response is not None else None
+    select = _compile_selector(spec.response) if spec.response is not None else None
     arguments_of = read_parameters(parameters)
     statuses, max_bytes = frozenset(spec.expect), spec.max_bytes
 
@@ -241,17 +241,17 @@ def compile_http(name: str, spec: HttpSpec, context: CompileContext) -> Sequence
         body = fillings["body"](**values)
         sent = None
         if isinstance(body, str):
-            sent = _encoded(body)
+            sent = _encode_text(body)
             headers.setdefault("Content-Type", "text/plain; charset=utf-8")
         elif body is not None:
-            sent = _json(body)
+            sent = _to_json(body)
             headers.setdefault("Content-Type", "application/json")
-        address = _address(fillings["url"](**values), fillings["query"](**values))
+        address = _build_address(fillings["url"](**values), fillings["query"](**values))
         return Request(method, address, headers, sent, statuses, spec.redirects, max_bytes)
 
     async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
         answer = await exchange(request(arguments, call), call)
-        made = partial(_search_r1, answer, max_bytes) if preset else partial(_output, answer, select, max_bytes)
+        made = partial(_search_r1, answer, max_bytes) if preset else partial(_build_output, answer, select, max_bytes)
         # A policy may ask for a list of any length, over which an expression takes its time.
         return await asyncio.to_thread(made) if len(answer.text) > _LONG else made()
 
@@ -278,7 +278,7 @@ def _depends_on(spec: HttpSpec) -> DependsOn:
     return "task" if re.search(r"\btask\b", read) else "arguments"
 
 
-def _json(value: Any) -> bytes:
+def _to_json(value: Any) -> bytes:
     try:
         return orjson.dumps(value)
     except TypeError as error:  # integers beyond 64 bits, lone surrogates

@@ -87,7 +87,7 @@ class McpSpec(ToolSpec):
     """A file, relative to the spec, that holds the tools; `rlenv tools SPEC --pin` writes it."""
 
 
-def _server(name: str, spec: McpSpec, context: CompileContext, call: ToolContext | None = None) -> McpServer:
+def _make_server(name: str, spec: McpSpec, context: CompileContext, call: ToolContext | None = None) -> McpServer:
     """The server of an entry: of a call's episode, or one that stands for all while the spec is compiled: its task is
     the first row, and its resources are an empty folder."""
     if (spec.command is None) == (spec.url is None):
@@ -111,7 +111,7 @@ def _server(name: str, spec: McpSpec, context: CompileContext, call: ToolContext
         check_resources(text, key=key, resources=context.resources)
         row = context.row if call is None else lambda: call.task
         task = row() if "task" in template.names else {}
-        resources = dict.fromkeys(context.resources, _Stand()) if call is None else call.resources
+        resources = dict.fromkeys(context.resources, _Placeholder()) if call is None else call.resources
         text, put_in = set_aside(text)
         try:
             made = template_of(text, key=key).text(vars=context.vars, task=task, resources=resources)
@@ -142,10 +142,10 @@ def _empty_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="rlenv-empty-")
 
 
-class _Stand:
+class _Placeholder:
     """Stands for a resource while a spec is compiled; as text, also of whatever is asked of it, an empty folder."""
 
-    def __getattr__(self, name: str) -> _Stand:
+    def __getattr__(self, name: str) -> _Placeholder:
         if name.startswith("_"):
             raise AttributeError(name)
         return self
@@ -165,10 +165,10 @@ def live_listing(name: str, spec: McpSpec, context: CompileContext) -> Listing:
     Raises:
         UsageError: the entry names no server, or the server does not start.
     """
-    return discover(_server(name, spec, context), is_fresh=True)
+    return discover(_make_server(name, spec, context), is_fresh=True)
 
 
-def changes(name: str, spec: McpSpec, context: CompileContext) -> str | None:
+def describe_changes(name: str, spec: McpSpec, context: CompileContext) -> str | None:
     """The server's changes since the entry's tools were pinned, in words; None where they are as they were.
 
     Raises:
@@ -184,7 +184,7 @@ def changes(name: str, spec: McpSpec, context: CompileContext) -> str | None:
     return ", ".join(found[:_SHOWN_DIFFERENCES]) + more
 
 
-def _listing(server: McpServer, pin: Path | None) -> Listing:
+def _load_listing(server: McpServer, pin: Path | None) -> Listing:
     """The tools as they are pinned or as the server lists them; where neither can be, as a tape has them."""
 
     def found() -> Listing:
@@ -205,10 +205,10 @@ def _listing(server: McpServer, pin: Path | None) -> Listing:
     return listing
 
 
-def _chosen(spec: McpSpec, listing: Listing, name: str) -> list[ListedTool]:
+def _choose_tools(spec: McpSpec, listing: Listing, name: str) -> list[ListedTool]:
     known = [tool.name for tool in listing.tools]
 
-    def matching(key: str, patterns: Sequence[str]) -> set[str]:
+    def names_matching(key: str, patterns: Sequence[str]) -> set[str]:
         found: set[str] = set()
         for pattern in patterns:
             hits = [tool for tool in known if fnmatchcase(tool, pattern)]
@@ -218,15 +218,15 @@ def _chosen(spec: McpSpec, listing: Listing, name: str) -> list[ListedTool]:
             found.update(hits)
         return found
 
-    wanted = matching("include", spec.include) if spec.include is not None else set(known)
-    wanted -= matching("exclude", spec.exclude)
-    matching("rename", tuple(spec.rename))
+    wanted = names_matching("include", spec.include) if spec.include is not None else set(known)
+    wanted -= names_matching("exclude", spec.exclude)
+    names_matching("rename", tuple(spec.rename))
     if not wanted:
         raise UsageError(f"no tool of the server '{name}' is left", hint=f"it has: {', '.join(known) or 'none'}")
     return [tool for tool in listing.tools if tool.name in wanted]
 
 
-def _name(spec: McpSpec, tool: ListedTool) -> str:
+def _tool_name(spec: McpSpec, tool: ListedTool) -> str:
     name = spec.rename.get(tool.name, spec.prefix + tool.name)
     if not _TOOL_NAME.fullmatch(name):
         fixed = re.sub(r"[^a-zA-Z0-9_-]+", "_", name)[:64]
@@ -248,10 +248,10 @@ def compile_mcp(name: str, spec: McpSpec, context: CompileContext) -> Sequence[T
         MissingExtra: the SDK is not installed.
         UsageError: the keys do not fit together, the server does not start, or a named tool does not exist.
     """
-    server = _server(name, spec, context)
+    server = _make_server(name, spec, context)
     path = pin_path(spec, context)
-    listing = _listing(server, path)
-    tools = _chosen(spec, listing, name)
+    listing = _load_listing(server, path)
+    tools = _choose_tools(spec, listing, name)
     if spec.description is not None and len(tools) != 1:
         raise UsageError(
             f"the entry gives {len(tools)} tools, which have their own", key="description", hint="remove 'description'"
@@ -263,14 +263,14 @@ def compile_mcp(name: str, spec: McpSpec, context: CompileContext) -> Sequence[T
 
     def server_of(call: ToolContext) -> McpServer:
         try:
-            return _server(name, spec, context, call) if is_own else server
+            return _make_server(name, spec, context, call) if is_own else server
         except UsageError as error:  # of this row, or this episode's resources
             raise EpisodeError(f"tools.{name}: {error.message}", reason="tools") from error
 
-    return tuple(_tool(spec, tool, server, server_of, listing, about) for tool in tools)
+    return tuple(_make_tool(spec, tool, server, server_of, listing, about) for tool in tools)
 
 
-def _parameters(tool: ListedTool, server: McpServer) -> Mapping[str, Any]:
+def _tool_parameters(tool: ListedTool, server: McpServer) -> Mapping[str, Any]:
     """The schema that the server gives, without patterns that cannot be run in bounded time: it checks those itself."""
     parameters: Mapping[str, Any] = without_unreadable_patterns(tool.parameters)
     try:
@@ -291,7 +291,7 @@ def _check_sendable(arguments: Mapping[str, Any]) -> None:
         raise ToolFailed("the arguments cannot be sent as JSON", reason="bad_arguments") from error
 
 
-def _tool(
+def _make_tool(
     spec: McpSpec,
     tool: ListedTool,
     server: McpServer,
@@ -302,8 +302,8 @@ def _tool(
     from rlenv.tools._mcp.link import CallFailed, ServerDied, open_pool
     from rlenv.tools._mcp.server import Connection, ServerDown, as_output
 
-    name, remote = _name(spec, tool), tool.name
-    parameters = _parameters(tool, server)
+    name, remote = _tool_name(spec, tool), tool.name
+    parameters = _tool_parameters(tool, server)
     is_own = spec.scope == "episode"
     is_stateless = all(one.is_read_only for one in listing.tools)
     size = (spec.workers or _DEFAULT_POOL) if spec.scope == "pool" else 1

@@ -23,7 +23,7 @@ from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Int, Prose, SamplingSpec, Text, ToolSpec
 from rlenv.language.templates import Template, TemplateError, UnfitTemplate, compile_value, template_of
 from rlenv.messages import Image, Message
-from rlenv.tools._signature import shorthand
+from rlenv.tools._signature import expand_shorthand
 from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
 from rlenv.trajectory import Trajectory
 
@@ -77,7 +77,7 @@ def parameters_of(given: Mapping[str, Any], templates: Mapping[str, Template]) -
         UsageError: a type is not known, or a template reads an argument that is not there.
     """
     with under("parameters"):
-        schema = shorthand(given)
+        schema = expand_shorthand(given)
     known = schema.get("properties", {})
     for key, template in templates.items():
         for path in sorted(template.paths):
@@ -111,10 +111,10 @@ def tool_failure(name: str, error: EndpointError, *, is_invalid: bool) -> ToolFa
         return ToolFailed(f"the tool {name} could not take this request; it may be too long", reason="too_large")
     if is_invalid or error.status in _MISCONFIGURED:
         raise error
-    return ToolFailed(f"the tool {name} is not available at the moment", reason=_reason(error), retryable=True)
+    return ToolFailed(f"the tool {name} is not available at the moment", reason=_failure_reason(error), retryable=True)
 
 
-def _reason(error: EndpointError | None) -> str:
+def _failure_reason(error: EndpointError | None) -> str:
     """The word for a server's failure: the policy may have kept it at work beyond its time, or brought it down."""
     if error is None or not (error.is_cut or is_away(error)):
         return "rate_limited" if error is not None and error.status == 429 else "server_error"
@@ -133,7 +133,7 @@ def compile_model(name: str, spec: ModelSpec, context: CompileContext) -> Sequen
     images = [template_of(source, key=f"images.{index}", names=_NAMES) for index, source in enumerate(spec.images)]
     templates = {"prompt": prompt, **({"system": system} if system is not None else {})}
     parameters = parameters_of(spec.parameters, {**templates, **{f"images.{i}": t for i, t in enumerate(images)}})
-    read = [_reader(template, context) for template in images]
+    read = [_image_reader(template, context) for template in images]
     constants = context.vars
 
     async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
@@ -165,10 +165,10 @@ def compile_model(name: str, spec: ModelSpec, context: CompileContext) -> Sequen
         details = {"usage": answer.usage.as_dict(), "finish_reason": answer.finish_reason}
         return ToolOutput(text, text, answer.message.images, details)
 
-    return _asking(name, spec, f"Ask another model ({name}).", parameters, run, endpoint.timeout_s)
+    return _make_tool(name, spec, f"Ask another model ({name}).", parameters, run, endpoint.timeout_s)
 
 
-def _asking(
+def _make_tool(
     name: str, spec: ToolSpec, usual: str, parameters: Mapping[str, Any], run: Callable[..., Any], usual_s: float
 ) -> tuple[Tool]:
     """A tool that asks a model: slower than other tools, with a limit that says how slow."""
@@ -197,7 +197,7 @@ class _Arguments(dict[str, Any]):
         return ""
 
 
-def _reader(template: Template, context: CompileContext) -> Callable[[Mapping[str, Any]], Image]:
+def _image_reader(template: Template, context: CompileContext) -> Callable[[Mapping[str, Any]], Image]:
     """From a template's value to an image. A model's own words never name a file."""
     from_model = "args" in template.names
 
@@ -285,12 +285,12 @@ def compile_agent(name: str, spec: AgentSpec, context: CompileContext) -> Sequen
             played, lost = await nested.play(
                 task, client=client, mode=spec.mode, seed=call.seed, deadline=call.deadline, shared=shared
             )
-        return _output(name, played, lost, is_invalid=spec.on_failure == "invalid")
+        return _agent_output(name, played, lost, is_invalid=spec.on_failure == "invalid")
 
-    return _asking(name, spec, f"Ask an agent ({name}) that works on its own.", parameters, run, nested.episode_s)
+    return _make_tool(name, spec, f"Ask an agent ({name}) that works on its own.", parameters, run, nested.episode_s)
 
 
-def _output(name: str, played: Trajectory, lost: EndpointError | None, *, is_invalid: bool) -> ToolOutput:
+def _agent_output(name: str, played: Trajectory, lost: EndpointError | None, *, is_invalid: bool) -> ToolOutput:
     details: dict[str, Any] = {"trajectory": plain(played)}
     # A reward of the agent's own that cannot be measured says nothing of its answer: the row of a call has no gold.
     if played.failure is not None and played.failure.reason != "reward" and played.answer is None:
@@ -300,7 +300,7 @@ def _output(name: str, played: Trajectory, lost: EndpointError | None, *, is_inv
         if is_invalid:
             raise EpisodeError(f"the agent {name} failed: {played.failure.message}", reason=played.failure.reason)
         text = f"the agent {name} is not available at the moment"
-        raise ToolFailed(text, reason=_reason(lost), retryable=True, details=details)
+        raise ToolFailed(text, reason=_failure_reason(lost), retryable=True, details=details)
     if played.answer is not None:
         return ToolOutput(played.answer, played.answer, details=details)
     last = played.turns[-1].parsed.content.strip() if played.turns else ""

@@ -65,20 +65,20 @@ class PythonSpec(ToolSpec):
     """Exceptions whose message the model may see: `ValueError`, or `module:Name`; others show a plain failure."""
 
 
-def _own(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+def _own_copy(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     """Arguments that share no list and no object with what the policy wrote.
 
     The function may change what it is given, and keep it; the record is not to change with it.
     """
     if _PLAIN.issuperset(map(type, arguments.values())):
         return arguments
-    return {name: _copied(value) for name, value in arguments.items()}
+    return {name: _copy_value(value) for name, value in arguments.items()}
 
 
-def _copied(value: Any) -> Any:
+def _copy_value(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _copied(one) for key, one in value.items()}
-    return [_copied(one) for one in value] if isinstance(value, list) else value
+        return {key: _copy_value(one) for key, one in value.items()}
+    return [_copy_value(one) for one in value] if isinstance(value, list) else value
 
 
 def _value_of(result: Any) -> Any:
@@ -90,7 +90,7 @@ def _value_of(result: Any) -> Any:
     raise TypeError(f"a {type(result).__name__} is not a JSON value")
 
 
-def _output(result: Any) -> ToolOutput:
+def _to_output(result: Any) -> ToolOutput:
     """The function's result, as text and value.
 
     Raises:
@@ -106,12 +106,12 @@ def _output(result: Any) -> ToolOutput:
     try:
         if type(result) in (int, float):  # orjson knows neither big integers nor nan
             return _made(str(result), result)
-        return _as_json(result)
+        return _json_output(result)
     except ValueError as error:
         raise ToolFailed("the result is too large to be written", reason="too_large") from error
 
 
-def _as_json(result: Any) -> ToolOutput:
+def _json_output(result: Any) -> ToolOutput:
     """A result as JSON; its value is a copy, since the function may go on changing what it returned."""
     try:
         encoded = orjson.dumps(result, default=_value_of, option=orjson.OPT_NON_STR_KEYS)
@@ -134,25 +134,25 @@ def _shown_errors(
             kind = getattr(function, "__globals__", {}).get(name, getattr(builtins, name, None))
         if not isinstance(kind, type) or not issubclass(kind, Exception):
             raise UsageError(
-                f"'{word}' is not an exception that '{_named(function)}' knows", key="errors", hint="write MODULE:NAME"
+                f"'{word}' is not an exception that '{_label(function)}' knows", key="errors", hint="write MODULE:NAME"
             )
         found.append(kind)
     return tuple(found)
 
 
-def _injections(spec: PythonSpec, context: CompileContext) -> tuple[str, ...]:
+def _check_injections(spec: PythonSpec, context: CompileContext) -> tuple[str, ...]:
     for name in spec.inject:
         if name not in context.resources and name not in ("task", "context"):
             raise UnknownEntry("resources", name, (*context.resources, "task", "context"), key="inject")
     return spec.inject
 
 
-def _function(
+def _find_function(
     spec: PythonSpec, context: CompileContext, injected: Sequence[str], given: Callable[..., Any] | None
 ) -> tuple[Callable[..., Any], Signature]:
     if given is not None:
         with under("tools"):
-            return given, read_signature(given, name=_named(given), injected=injected)
+            return given, read_signature(given, name=_label(given), injected=injected)
     if spec.function is None:
         raise UsageError("nothing says what is called", hint="write function: file.py:function")
     with under("function"):
@@ -165,7 +165,7 @@ def _function(
         return function, signature
 
 
-def _mode(spec: PythonSpec, function: Callable[..., Any]) -> Mode:
+def _mode_of(spec: PythonSpec, function: Callable[..., Any]) -> Mode:
     is_async = inspect.iscoroutinefunction(function) or (
         not inspect.isroutine(function) and inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
     )
@@ -174,7 +174,7 @@ def _mode(spec: PythonSpec, function: Callable[..., Any]) -> Mode:
     if is_async:
         if spec.run_in == "thread":
             raise UsageError(
-                f"'{_named(function)}' is a coroutine function and runs in the loop, not in a thread",
+                f"'{_label(function)}' is a coroutine function and runs in the loop, not in a thread",
                 key="run_in",
                 hint="leave it out",
             )
@@ -214,7 +214,7 @@ def _source_digest(function: Callable[..., Any]) -> str:
         return ""
 
 
-def _hidden(key: str, call: ToolContext) -> Any:
+def _hidden_value(key: str, call: ToolContext) -> Any:
     """The value of a parameter that the model does not see."""
     # A resource's own name wins: a spec may well call one of them "task".
     if key in call.resources:
@@ -240,33 +240,33 @@ def compile_function(
     Raises:
         UsageError: the function, its types, an exception or a resource does not fit the spec.
     """
-    injected = {key: key for key in _injections(spec, context)} if fills is None else fills
-    function, signature = _function(spec, context, tuple(injected), own)
+    injected = {key: key for key in _check_injections(spec, context)} if fills is None else fills
+    function, signature = _find_function(spec, context, tuple(injected), own)
     _check_process(spec)
-    shown_errors, convert, mode = _shown_errors(spec, function, context), signature.convert, _mode(spec, function)
+    shown_errors, convert, mode = (_shown_errors(spec, function, context), signature.convert, _mode_of(spec, function))
 
-    def given(arguments: Mapping[str, Any], call: ToolContext) -> Mapping[str, Any]:
-        values = _own(arguments) if convert is None else convert(_own(arguments))
-        return {**values, **{key: _hidden(one, call) for key, one in injected.items()}} if injected else values
+    def values_of(arguments: Mapping[str, Any], call: ToolContext) -> Mapping[str, Any]:
+        values = _own_copy(arguments) if convert is None else convert(_own_copy(arguments))
+        return {**values, **{key: _hidden_value(one, call) for key, one in injected.items()}} if injected else values
 
     def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
         try:
-            return _output(function(**given(arguments, call)))
+            return _to_output(function(**values_of(arguments, call)))
         except (ToolFailed, EpisodeError):
             raise
         except shown_errors as error:
-            raise ToolFailed(_message(error)) from error
+            raise ToolFailed(_error_message(error)) from error
 
     async def run_async(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
         try:
-            return _output(await function(**given(arguments, call)))
+            return _to_output(await function(**values_of(arguments, call)))
         except (ToolFailed, EpisodeError):
             raise
         except shown_errors as error:
-            raise ToolFailed(_message(error)) from error
+            raise ToolFailed(_error_message(error)) from error
 
     if spec.run_in == "process":
-        chosen: Callable[..., Any] = _in_process(name, spec, context)
+        chosen: Callable[..., Any] = _process_runner(name, spec, context)
     else:
         chosen = run_async if mode == "async" else run
     return Tool(
@@ -288,14 +288,14 @@ def compile_python(name: str, spec: PythonSpec, context: CompileContext) -> Sequ
         UsageError: as `compile_function`, or the schemas cannot be had.
     """
     if spec.tools is not None:
-        given = _given(spec.tools, context)
-        return _of_rows(name, spec, spec.tools, context) if given is None else _several(name, spec, given, context)
+        given = _fixed_tools(spec.tools, context)
+        return _row_tools(name, spec, spec.tools, context) if given is None else _make_tools(name, spec, given, context)
     if not spec.strict:
         raise UsageError("it is read with tools only", key="strict", hint="leave it out")
     return (compile_function(name, spec, context),)
 
 
-def _given(schemas: str, context: CompileContext) -> list[Any] | None:
+def _fixed_tools(schemas: str, context: CompileContext) -> list[Any] | None:
     """The functions (with their names), methods and schemas under `tools` that are the same for all rows; None where
     rows say which."""
     if "{" in schemas:
@@ -317,28 +317,28 @@ def _given(schemas: str, context: CompileContext) -> list[Any] | None:
         items = [*value.items()] if isinstance(value, Mapping) else value
         if not isinstance(items, (list, tuple)) or not items:
             raise UsageError(f"'{schemas}' gives {cut_end(repr(value), 100)}; expected functions or schemas")
-        return [(_named(one), one) if callable(one) else one for one in items]
+        return [(_label(one), one) if callable(one) else one for one in items]
 
 
 def _is_method(owner: type, name: str) -> bool:
     return isinstance(inspect.getattr_static(owner, name), (FunctionType, staticmethod, classmethod))
 
 
-def _named(function: Callable[..., Any]) -> str:
+def _label(function: Callable[..., Any]) -> str:
     return str(getattr(function, "__name__", None) or getattr(function, "name", None) or type(function).__name__)
 
 
-def _several(name: str, spec: PythonSpec, given: Sequence[Any], context: CompileContext) -> Sequence[Tool]:
+def _make_tools(name: str, spec: PythonSpec, given: Sequence[Any], context: CompileContext) -> Sequence[Tool]:
     """The tools of an entry that are the same for all rows."""
     if all(isinstance(one, Mapping) for one in given):
-        tool = _dispatched(name, spec, context)
+        tool = _dispatcher(name, spec, context)
         with under("tools"):
             return [tool(schema) for schema in given]
     own = [key for key in ("function", "description", "parameters") if getattr(spec, key)]
     own += ["strict"] * (not spec.strict) + ["run_in"] * (spec.run_in == "process")
     if own:
         raise UsageError("the functions under 'tools' say it themselves, or cannot have it", key=own[0])
-    names, found = _injections(spec, context), []
+    names, found = _check_injections(spec, context), []
     for called, function in given:
         if not callable(function) or isinstance(function, type) or not isinstance(called, str):
             raise UsageError(f"{cut_end(repr(function), 100)} is no function", key="tools")
@@ -353,7 +353,7 @@ def _several(name: str, spec: PythonSpec, given: Sequence[Any], context: Compile
     return found
 
 
-def _dispatched(name: str, spec: PythonSpec, context: CompileContext) -> Callable[[Mapping[str, Any]], Tool]:
+def _dispatcher(name: str, spec: PythonSpec, context: CompileContext) -> Callable[[Mapping[str, Any]], Tool]:
     """Makes a tool of a schema: a call of the one function under the name that the schema gives it."""
     if own := [key for key in ("description", "parameters", "example") if getattr(spec, key) is not None]:
         raise UsageError("each schema declares it", key=own[0], hint="leave it out")
@@ -361,9 +361,9 @@ def _dispatched(name: str, spec: PythonSpec, context: CompileContext) -> Callabl
     return partial(declared_tool, one, is_strict=spec.strict)
 
 
-def _of_rows(name: str, spec: PythonSpec, schemas: str, context: CompileContext) -> RowTools:
+def _row_tools(name: str, spec: PythonSpec, schemas: str, context: CompileContext) -> RowTools:
     """The tools that rows declare."""
-    tool = _dispatched(name, spec, context)
+    tool = _dispatcher(name, spec, context)
     if "{" in schemas:
         template = template_of(schemas, key="tools", names=_ROW)
         reads_turn = "user_turn" in template.names
@@ -381,16 +381,16 @@ def _of_rows(name: str, spec: PythonSpec, schemas: str, context: CompileContext)
             values = {"task": task, "vars": context.vars, "user_turn": user_turn}
             return function(**{key: values[key] for key in takes})
 
-    def given(task: Mapping[str, Any], user_turn: int) -> Sequence[Mapping[str, Any]]:
+    def declared(task: Mapping[str, Any], user_turn: int) -> Sequence[Mapping[str, Any]]:
         found = read(task, user_turn)
         if not isinstance(found, (list, tuple)):
             raise UsageError(f"schemas gave {cut_end(repr(found), 100)}; expected a list", key="tools")
         return found
 
-    return RowTools(declared=given, made=lambda schemas: [tool(schema) for schema in schemas], reads_turn=reads_turn)
+    return RowTools(declared=declared, made=lambda schemas: [tool(schema) for schema in schemas], reads_turn=reads_turn)
 
 
-def _in_process(name: str, spec: PythonSpec, context: CompileContext) -> Callable[..., Any]:
+def _process_runner(name: str, spec: PythonSpec, context: CompileContext) -> Callable[..., Any]:
     """Calls the function in workers that live as long as the environment; each compiles this entry for itself."""
     told = {
         "name": name,
@@ -400,17 +400,17 @@ def _in_process(name: str, spec: PythonSpec, context: CompileContext) -> Callabl
     }
     limit = spec.workers or min(4, os.cpu_count() or 1)
 
-    def opened() -> aclosing[PythonWorkers]:
+    def open_workers() -> aclosing[PythonWorkers]:
         return aclosing(PythonWorkers(name, told, limit=limit))
 
     async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
-        workers = await call.shared().get(("python", name, spec.function, told["base"]), opened)
+        workers = await call.shared().get(("python", name, spec.function, told["base"]), open_workers)
         return await workers.run(arguments, call, with_task="task" in spec.inject)
 
     return run
 
 
-def _message(error: Exception) -> str:
+def _error_message(error: Exception) -> str:
     return cut_end(redact_within(str(error), 4 * _MAX_MESSAGE) or type(error).__name__, _MAX_MESSAGE)
 
 

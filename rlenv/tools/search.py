@@ -68,7 +68,7 @@ class Index:
 
     def search(self, query: str, *, top_k: int) -> list[tuple[Document, float]]:
         """The best documents with their scores, best first; equal scores in the corpus's order; none that scores 0."""
-        words = _words(query[:_MAX_INDEX_QUERY], self._stop)
+        words = _split_words(query[:_MAX_INDEX_QUERY], self._stop)
         if not words:
             return []
         scores = self._scorer.get_scores(words)
@@ -81,11 +81,11 @@ class Index:
         return [(self.documents[place], round(float(scores[place]), 4)) for place in found[order].tolist()]
 
 
-def _words(text: str, stop: frozenset[str]) -> list[str]:
+def _split_words(text: str, stop: frozenset[str]) -> list[str]:
     return [word for word in _WORD.findall(text.lower()) if word not in stop]
 
 
-def _library() -> Any:
+def _import_bm25() -> Any:
     with told_as(MissingExtra, "the search tool", ImportError, extra="search"):
         return importlib.import_module("bm25s")
 
@@ -101,7 +101,7 @@ def load_index(corpus: Path, *, fields: Mapping[str, str], cache: Path | None = 
         MissingExtra: bm25s is not installed.
         UsageError: the corpus cannot be read; the message names the line.
     """
-    library = _library()
+    library = _import_bm25()
     try:
         content = read_file(corpus, most=_MAX_CORPUS)
     except (OSError, ValueError) as error:
@@ -112,15 +112,15 @@ def load_index(corpus: Path, *, fields: Mapping[str, str], cache: Path | None = 
     digest = hashlib.sha256(content + "\0".join(parts).encode()).hexdigest()[:32]
     with _lock:
         if digest not in _loaded:
-            documents = _documents(content, corpus, fields)
+            documents = _parse_documents(content, corpus, fields)
             stop = frozenset(importlib.import_module("bm25s.stopwords").STOPWORDS_EN)
             folder = (cache or user_cache()) / f"bm25-{digest}"
-            scorer = _read(library, folder) or _build(library, folder, documents, stop)
+            scorer = _load_index(library, folder) or _build_index(library, folder, documents, stop)
             _loaded[digest] = Index(documents, scorer, stop, digest=digest)
         return _loaded[digest]
 
 
-def _documents(content: bytes, corpus: Path, fields: Mapping[str, str]) -> list[Document]:
+def _parse_documents(content: bytes, corpus: Path, fields: Mapping[str, str]) -> list[Document]:
     found: list[Document] = []
     for number, line in enumerate(content.split(b"\n"), start=1):
         if not line.strip():
@@ -140,7 +140,7 @@ def _documents(content: bytes, corpus: Path, fields: Mapping[str, str]) -> list[
     return found
 
 
-def _read(library: Any, folder: Path) -> Any:
+def _load_index(library: Any, folder: Path) -> Any:
     if not folder.is_dir():
         return None
     try:
@@ -150,9 +150,9 @@ def _read(library: Any, folder: Path) -> Any:
         return None
 
 
-def _build(library: Any, folder: Path, documents: Sequence[Document], stop: frozenset[str]) -> Any:
+def _build_index(library: Any, folder: Path, documents: Sequence[Document], stop: frozenset[str]) -> Any:
     scorer = library.BM25()
-    scorer.index([_words(f"{one.title}\n{one.text}", stop) for one in documents], show_progress=False)
+    scorer.index([_split_words(f"{one.title}\n{one.text}", stop) for one in documents], show_progress=False)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix="bm25-new-") as made:

@@ -40,7 +40,7 @@ class SqlSpec(ToolSpec):
     """How many rows the model sees; rewards see up to 10,000 and 8 MB of them."""
 
 
-def _cell(value: Any) -> str:
+def _cell_text(value: Any) -> str:
     if value is None:
         return "NULL"
     # Booleans, lists and objects come from DuckDB.
@@ -50,15 +50,15 @@ def _cell(value: Any) -> str:
     return text.replace("\r", "\\r").replace("\n", "\\n")
 
 
-def _text(found: Rows, max_rows: int) -> str:
-    if not found.columns:
-        return f"({found.changed} row{'' if found.changed == 1 else 's'} changed)"
-    lines = [" | ".join(found.columns)]
-    lines += [" | ".join([_cell(value) for value in row]) for row in found.rows[:max_rows]]
-    more = len(found.rows) - max_rows
-    if not found.rows:
+def _table(rows: Rows, max_rows: int) -> str:
+    if not rows.columns:
+        return f"({rows.changed} row{'' if rows.changed == 1 else 's'} changed)"
+    lines = [" | ".join(rows.columns)]
+    lines += [" | ".join([_cell_text(value) for value in row]) for row in rows.rows[:max_rows]]
+    more = len(rows.rows) - max_rows
+    if not rows.rows:
         lines.append("(no rows)")
-    elif found.truncated:
+    elif rows.truncated:
         lines.append(f"(more than {max(more, 0)} more rows)")
     elif more > 0:
         lines.append(f"({more} more row{'' if more == 1 else 's'})")
@@ -82,7 +82,7 @@ def compile_sql(name: str, spec: SqlSpec, context: CompileContext) -> Sequence[T
     async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
         database: Database = call.resources[spec.resource]
         is_reward = call.turn < 0
-        found = await database.query(
+        rows = await database.query(
             arguments["sql"],
             deadline=call.deadline,
             max_rows=_VALUE_ROWS,
@@ -90,7 +90,7 @@ def compile_sql(name: str, spec: SqlSpec, context: CompileContext) -> Sequence[T
             is_urgent=is_reward,
         )
         return ToolOutput(
-            _text(found, max_rows), {"columns": list(found.columns), "rows": found.rows, "truncated": found.truncated}
+            _table(rows, max_rows), {"columns": list(rows.columns), "rows": rows.rows, "truncated": rows.truncated}
         )
 
     does = "Run one SQL statement" if can_write else "Run one SELECT statement"

@@ -44,7 +44,7 @@ class VerlSpec(ToolSpec):
     """A Python file with functions under `@function_tool` (`multi_turn.function_tool_path`), relative to the spec."""
 
 
-def _compile(name: str, spec: VerlSpec, context: CompileContext) -> Sequence[Tool]:
+def _compile_verl(name: str, spec: VerlSpec, context: CompileContext) -> Sequence[Tool]:
     if (spec.config is None) == (spec.tools is None):
         raise UsageError("expected one of config and tools", hint="write config: tool_config.yaml")
     key, value = ("config", spec.config) if spec.config is not None else ("tools", spec.tools)
@@ -56,24 +56,24 @@ def _compile(name: str, spec: VerlSpec, context: CompileContext) -> Sequence[Too
         try:
             if key == "config":
                 held = parse_text(read_file(path).decode(), file=path.name, base=path.parent).plain()
-                return [_of_class(one, spec, path.parent) for one in _entries(held)]
+                return [_class_tool(one, spec, path.parent) for one in _config_entries(held)]
             with contextlib.redirect_stdout(io.StringIO()):
-                registered = _registry(file_module(path))
-            return [_of_function(entry, spec) for entry in registered]
+                registered = _registered_functions(file_module(path))
+            return [_function_tool(entry, spec) for entry in registered]
         except (UsageError, OSError):
             raise
         except Exception as error:  # an author's class or file may fail in any way
             raise UsageError(f"'{value}' failed: {failure(error)}") from error
 
 
-def _entries(held: Any) -> Sequence[Mapping[str, Any]]:
+def _config_entries(held: Any) -> Sequence[Mapping[str, Any]]:
     tools = held.get("tools") if isinstance(held, Mapping) else None
     if not isinstance(tools, list) or not tools or not all(isinstance(one, Mapping) for one in tools):
         raise UsageError("found no list of tools; expected tools: [{class_name: …, config: {type: native}}]")
     return tools
 
 
-def _of_class(entry: Mapping[str, Any], spec: VerlSpec, base: Path) -> Tool:
+def _class_tool(entry: Mapping[str, Any], spec: VerlSpec, base: Path) -> Tool:
     """The tool of one entry of a configuration: an object of the author's class, made as veRL makes it."""
     place, config = entry.get("class_name"), entry.get("config") or {}
     if not isinstance(place, str) or "." not in place:
@@ -94,11 +94,11 @@ def _of_class(entry: Mapping[str, Any], spec: VerlSpec, base: Path) -> Tool:
         given = data.tools_kwargs.get(tool.name) or {}
         instance, _ = await tool.create(create_kwargs=given.get("create_kwargs", {}))
         try:
-            return _output(await tool.execute(instance, dict(arguments), agent_data=data))
+            return _to_output(await tool.execute(instance, dict(arguments), agent_data=data))
         finally:
             await tool.release(instance)
 
-    return _tool(tool.tool_schema, run, spec)
+    return _make_tool(tool.tool_schema, run, spec)
 
 
 def _schemas_of(kind: type) -> Any:
@@ -116,13 +116,13 @@ def _agent_data(task: Mapping[str, Any]) -> Callable[[], Any]:
     given = task.get("tools_kwargs") or (extra.get("tools_kwargs") if isinstance(extra, Mapping) else None) or {}
 
     @asynccontextmanager
-    async def made() -> AsyncIterator[SimpleNamespace]:
+    async def make_data() -> AsyncIterator[SimpleNamespace]:
         yield SimpleNamespace(tools_kwargs=given, extra_fields={}, messages=[], tool_rewards=[], turn_scores=[])
 
-    return made
+    return make_data
 
 
-def _registry(module: Any) -> Sequence[Any]:
+def _registered_functions(module: Any) -> Sequence[Any]:
     """What `@function_tool` has registered of a file's functions."""
     own = {id(value) for value in vars(module).values() if inspect.isfunction(value)}
     tools = sys.modules.get("verl.tools.function_tool")
@@ -133,38 +133,38 @@ def _registry(module: Any) -> Sequence[Any]:
     return registered
 
 
-def _of_function(entry: Any, spec: VerlSpec) -> Tool:
+def _function_tool(entry: Any, spec: VerlSpec) -> Tool:
     normalised = sys.modules["verl.tools.function_tool"].normalize_function_tool_return
 
     async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
-        return _output(normalised(await entry.call(dict(arguments))))
+        return _to_output(normalised(await entry.call(dict(arguments))))
 
-    return _tool(entry.tool_schema, run, spec)
+    return _make_tool(entry.tool_schema, run, spec)
 
 
-def _tool(schema: Any, run: Callable[..., Any], spec: VerlSpec) -> Tool:
+def _make_tool(schema: Any, run: Callable[..., Any], spec: VerlSpec) -> Tool:
     said = schema.model_dump(exclude_unset=True, exclude_none=True)["function"]
     parameters = said.get("parameters") or {"type": "object", "properties": {}}
     keys = {"name": said["name"], "description": spec.description or said.get("description", "")}
     return Tool(parameters=parameters, run=run, mode="async", depends_on="episode", **keys, **common(spec))
 
 
-def _output(given: Any) -> ToolOutput:
+def _to_output(given: Any) -> ToolOutput:
     """A response, a reward and metrics as the text for the model and the value for rewards."""
     response, reward, metrics = given
     if getattr(response, "video", None):
         raise ToolFailed("the tool gave a video, which cannot be shown")
-    images = tuple(Image.of(_png(one)) for one in response.image or ())
+    images = tuple(Image.of(_to_png(one)) for one in response.image or ())
     value = {"reward": reward, "metrics": plain(metrics)}
     json.dumps(value)  # what is no JSON is the author's mistake, and told at the call
     return ToolOutput(response.text or "", value, images)
 
 
-def _png(image: Any) -> bytes:
+def _to_png(image: Any) -> bytes:
     """The file of an image of Pillow's, which is what veRL's tools give."""
     file = io.BytesIO()
     image.save(file, "PNG")
     return file.getvalue()
 
 
-KIND = Kind(VerlSpec, _compile, is_local=False)
+KIND = Kind(VerlSpec, _compile_verl, is_local=False)

@@ -25,7 +25,7 @@ from rlenv.language.kinds import CompileContext
 from rlenv.language.spec import CallsSpec
 from rlenv.messages import ToolCall, ToolResult
 from rlenv.testing.tools import call, fake_tool, kept
-from rlenv.tools._monty import _read
+from rlenv.tools._monty import _calls_in
 from rlenv.tools._monty_cell import PendingCalls
 from rlenv.tools._sandbox import _Sandbox
 from rlenv.tools._seccomp import OWN_PID, system_call_filter
@@ -664,7 +664,7 @@ def test_what_code_gives_beyond_what_calls_at_once_take_is_not_looked_at() -> No
     for chars in (900_000, 1_100_000):
         Given.measured, given = 0, Given(a="a" * chars)
         made = PendingCalls({number: ("look", (given,), {}) for number in range(100)})
-        calls, refused = _read(made, {"look": look})
+        calls, refused = _calls_in(made, {"look": look})
         assert (len(calls) + len(refused), Given.measured <= 40) == (100, True)
 
 

@@ -20,8 +20,8 @@ from rlenv.language.spec import CallsSpec
 from rlenv.messages import ToolCall, ToolResult
 from rlenv.resources.base import Folder
 from rlenv.testing.tools import call, context, kept
-from rlenv.tools._bubblewrap import Confined, check_bubblewrap, confined
-from rlenv.tools._process import Ended, ProgramLimits, run_program
+from rlenv.tools._bubblewrap import Confined, check_bubblewrap, confine
+from rlenv.tools._process import ProgramEnd, ProgramLimits, run_program
 from rlenv.tools.base import Tool
 from rlenv.tools.command import KIND, CommandSpec
 
@@ -407,9 +407,9 @@ def test_a_sandbox_that_cannot_be_set_up_is_no_end_of_its_program() -> None:
     said = inside('echo "bwrap: Can\'t bind mount" >&2; exit 1', expect=[0])
     assert (said.outcome, said.reason, said.whose) == ("failed", "failed", "policy")
 
-    async def go() -> Ended:
+    async def go() -> ProgramEnd:
         def started(folder: str) -> AbstractContextManager[Confined]:
-            return confined(["/bin/sh", "-c", "exit 1"], folders={folder: True, "/gone": False}, cwd=folder)
+            return confine(["/bin/sh", "-c", "exit 1"], folders={folder: True, "/gone": False}, cwd=folder)
 
         limits = ProgramLimits(cpu_s=10, memory_mb=1_000, file_mb=10, max_bytes=1_000)
         ended, _ = await run_program(started, stdin=b"", cwd=None, env={}, limits=limits)
@@ -461,7 +461,7 @@ def test_a_program_of_anybodys_is_confined_by_one_function(tmp_path: Path) -> No
 
     async def go() -> tuple[bytes, bool]:
         script = f"cat {outside}; echo done > {folder}/made; umount /tmp; cat {outside}"
-        with confined(["/bin/sh", "-c", script], folders={str(folder): True}, cwd=str(folder)) as started:
+        with confine(["/bin/sh", "-c", script], folders={str(folder): True}, cwd=str(folder)) as started:
             process = await asyncio.create_subprocess_exec(
                 *started.argv,
                 stdout=asyncio.subprocess.PIPE,

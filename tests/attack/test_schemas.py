@@ -137,7 +137,7 @@ def test_arguments_that_do_not_fit_are_refused_and_explained_in_bounded_time(
     said = check.explain(arguments)
     assert said
     assert len(said) < 5_000
-    check.mistyped(arguments)
+    check.type_faults(arguments)
     assert time.thread_time() - before < MOST_CPU_S
 
 
@@ -160,7 +160,7 @@ def test_an_error_of_a_choice_holds_no_more_than_some_thousand_others(
     check = ArgumentCheck(schema, tool="t")
     arguments = {"x": ["a"] * count}
     assert check.explain(arguments)
-    check.mistyped(arguments)
+    check.type_faults(arguments)
     assert len(made) < 10_000
 
 

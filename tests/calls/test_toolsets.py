@@ -16,7 +16,7 @@ from rlenv.checks.validate import validate
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.episode import Step
 from rlenv.errors import SpecError
-from rlenv.tools.arguments import declared
+from rlenv.tools.arguments import parse_declared
 from rlenv.trajectory import Trajectory
 
 FUNCTIONS = '''
@@ -240,7 +240,7 @@ def test_a_reply_of_the_user_may_bring_tools_and_says_which(make_environment: An
     ids=["bfcl", "xlam", "mcp", "toolace", "none"],
 )
 def test_the_forms_of_data_sets_are_read_as_json_schema(given: Any, name: str, parameters: Any) -> None:
-    found = declared(given)
+    found = parse_declared(given)
     assert (found.name, found.parameters) == (name, parameters)
 
 
@@ -277,7 +277,7 @@ def test_what_is_kept_of_a_tool_answers_no_tool_of_another_name(make_environment
 
     async def asked(name: str) -> str:
         async with environment.start(task={"tools": [{"name": name}]}) as episode:
-            action = json.dumps({"name": declared({"name": name}).name, "arguments": {}})
+            action = json.dumps({"name": parse_declared({"name": name}).name, "arguments": {}})
             await episode.step(f"<tool_call>\n{action}\n</tool_call>")
             return episode.turns[0].results[0].text
 

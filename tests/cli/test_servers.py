@@ -191,7 +191,7 @@ def test_a_client_that_goes_away_ends_the_server(tmp_path: Path) -> None:
 # `rlenv serve-search` as a process: it says where it listens, answers, and ends when it is told to
 
 try:
-    bm25._library()
+    bm25._import_bm25()
 except MissingExtra as error:
     pytest.skip(str(error), allow_module_level=True)
 

@@ -24,7 +24,7 @@ from rlenv.rewards.base import Measured
 from rlenv.rewards.scorer import Scorer
 from rlenv.rewards.tests import last_block, read_calls, same_output
 from rlenv.testing.rewards import reward_context
-from rlenv.tools._exchange import MAX_ITEMS, Unfit, encoded
+from rlenv.tools._exchange import MAX_ITEMS, Unfit, encode_value
 from rlenv.tools.trials import TrialVerdict
 from tests.support.trials import graded, grades, reward
 
@@ -43,9 +43,9 @@ def test_a_share_of_the_tests_that_pass_is_the_value() -> None:
 
 
 def test_an_iterator_is_sent_with_as_many_items_as_it_may_have_and_no_more() -> None:
-    assert len(encoded(iter(range(MAX_ITEMS)))) == 1 + MAX_ITEMS
+    assert len(encode_value(iter(range(MAX_ITEMS)))) == 1 + MAX_ITEMS
     with pytest.raises(Unfit, match="more than"):
-        encoded(iter(range(MAX_ITEMS + 1)))
+        encode_value(iter(range(MAX_ITEMS + 1)))
 
 
 @pytest.mark.sandbox
@@ -332,7 +332,7 @@ class SlowProcessor:
     own_s: float
     delayed_s: float
 
-    async def tested(self, *_sources: Any, **_limits: Any) -> TrialVerdict:
+    async def run_test(self, *_sources: Any, **_limits: Any) -> TrialVerdict:
         return TrialVerdict(True, own_s=self.own_s, delayed_s=self.delayed_s)
 
 

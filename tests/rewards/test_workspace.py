@@ -20,7 +20,7 @@ from rlenv.checks.validate import validate
 from rlenv.episodes.environment import load
 from rlenv.errors import SpecError
 from rlenv.rewards.workspace import is_passed, passed_in, value_of
-from rlenv.tools.workspace.machine import Ran, Verified
+from rlenv.tools.workspace.machine import CommandEnd, Verified
 from rlenv.tools.workspace.resource import Workspace
 from tests.support.machines import (  # noqa: F401 - a fixture
     SOLVE,
@@ -443,7 +443,7 @@ def test_the_episode_never_sees_the_tests(reachable: Path) -> None:  # noqa: F81
     ],
 )
 def test_the_number_is_read(files: dict[str, bytes], by: str, value: Any) -> None:
-    assert value_of(Verified(Ran(1, b""), files), by) == value
+    assert value_of(Verified(CommandEnd(1, b""), files), by) == value
 
 
 @pytest.mark.parametrize(
@@ -461,14 +461,14 @@ def test_the_number_is_the_sum_of_weighted_keys_that_are_all_there(
     weights: dict[str, float] | None, value: Any
 ) -> None:
     files = {"reward.json": b'{"reward": 1, "a": 0.5, "b": 0.25}'}
-    assert value_of(Verified(Ran(0, b""), files), "file", weights) == value
+    assert value_of(Verified(CommandEnd(0, b""), files), "file", weights) == value
 
 
 @pytest.mark.parametrize(
     ("code", "value"), [(0, 1.0), (1, 0.0), (-9, 0.0), (125, 0.0), (126, None), (127, None), (128, 0.0), (None, None)]
 )
 def test_a_status_is_the_number_where_the_command_was_run(code: int | None, value: float | None) -> None:
-    assert value_of(Verified(Ran(code, b""), {"reward.txt": b"0.5"}), "status") == (value, {})
+    assert value_of(Verified(CommandEnd(code, b""), {"reward.txt": b"0.5"}), "status") == (value, {})
 
 
 LOGS = Path(__file__).parent / "logs"

@@ -21,7 +21,7 @@ from rlenv.episodes.environment import load
 from rlenv.language.kinds import CompileContext
 from rlenv.resources.base import ResourceContext
 from rlenv.tools.workspace.resource import KIND, WorkspaceResource, WorkspaceSpec
-from rlenv.tools.workspace.starters import groups, swept
+from rlenv.tools.workspace.starters import list_cgroups, sweep_folders
 from rlenv.trajectory import Trajectory
 from tests.support.waiting import wait_until
 
@@ -176,5 +176,5 @@ def assert_leaves_nothing(driver: subprocess.Popen[Any], folder: Path) -> None:
     driver.wait()
     wait_until(lambda: not any(Path(f"/proc/{pid}/status").exists() for pid in running), what="its processes' end")
     assert str(folder) not in Path("/proc/mounts").read_text(encoding="utf-8")
-    swept()
-    assert (folder.exists(), groups(f"{folder.name}*")) == (False, [])
+    sweep_folders()
+    assert (folder.exists(), list_cgroups(f"{folder.name}*")) == (False, [])

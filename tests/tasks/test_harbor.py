@@ -16,7 +16,7 @@ import pytest
 
 from rlenv.errors import SpecError
 from rlenv.tasks.harbor import HarborTasks
-from rlenv.tools.workspace.images import prepared
+from rlenv.tools.workspace.images import prepare_image
 
 QUIET = 'schema_version = "1.4"\n[environment]\nnetwork_mode = "no-network"\n'
 
@@ -304,7 +304,7 @@ def test_a_hook_of_another_user_needs_an_image_that_has_it_and_whose_own_is_root
     hook = 'docker_image = "some"\n[[verifier.collect]]\nuser = "other"\ncommand = "x"\n'
     tasks = HarborTasks(folder_of(tmp_path, QUIET + hook), base=tmp_path)
     assert tasks[0]["id"] == "one"  # an image that is not here yet is fetched before a run, which reads the row again
-    prepared("podman:some", fetches=True)
+    prepare_image("podman:some", fetches=True)
     if not says:
         assert ("setpriv" in tasks[0]["collect"]) == (user in ("root", ""))
         return

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rlenv.errors import ToolFailed
 from rlenv.language.kinds import CompileContext
 from rlenv.testing.tools import check_tool, context
-from rlenv.tools._arithmetic import CannotCalculate, as_text, calculate
+from rlenv.tools._arithmetic import CannotCalculate, calculate, format_number
 from rlenv.tools.base import Tool
 from rlenv.tools.calculator import KIND, CalculatorSpec
 from tests.support import data
@@ -27,7 +27,7 @@ def compiled() -> Tool:
 
 
 def answer(expression: str) -> str:
-    return as_text(calculate(expression))
+    return format_number(calculate(expression))
 
 
 def test_the_calculator_keeps_the_laws_of_tools() -> None:
@@ -172,7 +172,7 @@ def test_it_equals_exact_arithmetic(expression: str) -> None:
     else:
         assert found == expected
         if found == int(found):
-            assert as_text(found) == str(int(found)) or isinstance(found, Fraction)
+            assert format_number(found) == str(int(found)) or isinstance(found, Fraction)
 
 
 _WORDS = ["1", "2.5", "(", ")", "+", "-", "*", "/", "//", "**", "%", ",", "max(", "sqrt(", "of", "x", "1e9", "99999"]

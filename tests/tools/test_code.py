@@ -199,7 +199,7 @@ def test_a_wrong_entry_is_the_authors_mistake(keys: dict[str, Any], says_what: s
 
 def test_a_missing_sandbox_is_said_at_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    from rlenv.tools._bubblewrap import bubblewrap
+    from rlenv.tools._bubblewrap import bwrap_path
 
     with pytest.raises(UsageError, match="apt-get install bubblewrap"):
-        bubblewrap()
+        bwrap_path()

@@ -19,7 +19,7 @@ from rlenv.tools.search import KIND, SearchSpec
 from tests.support import data
 
 try:
-    bm25._library()
+    bm25._import_bm25()
 except MissingExtra as error:
     pytest.skip(str(error), allow_module_level=True)
 

@@ -33,7 +33,7 @@ from rlenv.runs.locks.files import Say, digest_of, file_sha256, files_digest, pa
 from rlenv.runs.locks.imports import PATH_KEYS, entry_files, installed_by
 from rlenv.secrets import host_of, names_in, resolve
 from rlenv.tasks.rows import Tasks
-from rlenv.tools._bubblewrap import bubblewrap
+from rlenv.tools._bubblewrap import bwrap_path
 
 _MOST_LISTED: Final = 50
 """More files of one resource than these stand in a lock as one digest."""
@@ -138,7 +138,7 @@ def data_and_files(
             files |= one.files()
         resources[name] = {"kind": entry.kind, "digest": digest_of(entry), "files": files}
         if getattr(entry, "sandbox", "") == "bubblewrap":
-            resources[name]["starter"] = _said_by(bubblewrap(), "--version")
+            resources[name]["starter"] = _said_by(bwrap_path(), "--version")
     shown = {key: value for one in images for key, value in one.files().items()}
     return data, resources, shown, {name: one.files() for name, one in tests.items()}
 

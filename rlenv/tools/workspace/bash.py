@@ -15,7 +15,7 @@ from rlenv.errors import ToolFailed, told_as
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Text, ToolSpec
 from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
-from rlenv.tools.workspace.machine import MachineFailed, Ran
+from rlenv.tools.workspace.machine import CommandEnd, MachineFailed
 from rlenv.tools.workspace.resource import Workspace, WorkspaceResource
 
 _TIMEOUT_S: Final = 60.0
@@ -39,7 +39,7 @@ class BashSpec(ToolSpec):
     """The machine: the name of a resource of kind workspace."""
 
 
-def shown(ran: Ran, *, seconds: float, workspace: Workspace) -> str:
+def ran_text(ran: CommandEnd, *, seconds: float, workspace: Workspace) -> str:
     """A command's end as the policy reads it: what it wrote, and what is to be said of it."""
     text = ran.output.decode("utf-8", errors="replace")
     if ran.dropped:
@@ -61,7 +61,7 @@ class _Tool:
     resource: str
     timeout_s: float
 
-    async def ran(self, call: ToolContext, command: str, *, most: int = 65_536) -> tuple[Ran, str]:
+    async def run_command(self, call: ToolContext, command: str, *, most: int = 65_536) -> tuple[CommandEnd, str]:
         """A command's end in the episode's machine, and as the policy reads it.
 
         Raises:
@@ -70,34 +70,34 @@ class _Tool:
         workspace: Workspace = call.resources[self.resource]
         with told_as(ToolFailed, "the machine is not there:", MachineFailed, reason="worker"):
             ran = await workspace.run(command, self.timeout_s, most=most)
-        return ran, shown(ran, seconds=self.timeout_s, workspace=workspace)
+        return ran, ran_text(ran, seconds=self.timeout_s, workspace=workspace)
 
     async def run(self, arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
         """The value is `{"output": …, "status": number or None}`."""
-        ran, text = await self.ran(call, arguments["command"])
+        ran, text = await self.run_command(call, arguments["command"])
         value = {"output": ran.output.decode("utf-8", errors="replace"), "status": ran.code}
         status = "none" if ran.code is None else ran.code
         return ToolOutput(text, value, details={"status": status, "bytes": len(ran.output) + ran.dropped})
 
 
-def _compiled(made: type[_Tool], description: str, parameters: Mapping[str, Any], *, commands: int) -> Any:
+def _make_factory(made: type[_Tool], description: str, parameters: Mapping[str, Any], *, commands: int) -> Any:
     """The factory of a tool each of whose calls runs so many commands.
 
     Raises:
         UsageError: the resource does not exist or is of another kind.
     """
 
-    def compiled(name: str, spec: BashSpec | FilesSpec, context: CompileContext) -> Sequence[Tool]:
+    def compile_tool(name: str, spec: BashSpec | FilesSpec, context: CompileContext) -> Sequence[Tool]:
         context.resource(spec.resource, WorkspaceResource, "workspace")
         seconds = spec.timeout_s or _TIMEOUT_S
         said = spec.description or description.format(seconds)
         rest = {**common(spec), "mutates": True, "timeout_s": commands * seconds + 30.0, "mode": "async"}
         return (Tool(name=name, description=said, parameters=parameters, run=made(spec.resource, seconds).run, **rest),)
 
-    return compiled
+    return compile_tool
 
 
-BASH = Kind(BashSpec, _compiled(_Tool, **_TOLD["bash"], commands=1))
+BASH = Kind(BashSpec, _make_factory(_Tool, **_TOLD["bash"], commands=1))
 
 _MOST_BYTES: Final = 1_000_000
 _NO_FILE, _IS_FOLDER, _NO_TEXT = 66, 67, 68  # statuses of a command that finds nothing, a folder, or a pipe or device
@@ -117,7 +117,7 @@ class FilesSpec(ToolSpec):
     """The machine: the name of a resource of kind workspace."""
 
 
-def _viewed(text: str, given: Any) -> str:
+def _view_lines(text: str, given: Any) -> str:
     lines = text.splitlines()
     first, last = given or (1, -1)
     last = len(lines) if last == -1 else last
@@ -126,7 +126,7 @@ def _viewed(text: str, given: Any) -> str:
     return "\n".join(f"{number:6}\t{line}" for number, line in enumerate(lines[first - 1 : last], first)) or "(empty)"
 
 
-def _replaced(text: str, arguments: Mapping[str, Any]) -> str:
+def _replace_once(text: str, arguments: Mapping[str, Any]) -> str:
     old = arguments["old_str"]
     count = text.count(old) if old else 0
     if count != 1:
@@ -135,7 +135,7 @@ def _replaced(text: str, arguments: Mapping[str, Any]) -> str:
     return text.replace(old, arguments.get("new_str") or "")
 
 
-def _inserted(text: str, arguments: Mapping[str, Any]) -> str:
+def _insert_lines(text: str, arguments: Mapping[str, Any]) -> str:
     lines, at = text.splitlines(keepends=True), arguments["insert_line"]
     if at > len(lines):
         raise ToolFailed(f"insert_line: the file has {len(lines)} lines; found {at}", reason="bad_arguments")
@@ -155,25 +155,25 @@ class _Files(_Tool):
             needed = f"{command} needs {' and '.join(lacking)}" if lacking else "path: expected up to 4,096 characters"
             raise ToolFailed(needed, reason="bad_arguments")
         if command == "create":
-            await self._write(call, path, arguments["file_text"])
+            await self._write_file(call, path, arguments["file_text"])
             return ToolOutput(f"wrote {path}", {"path": path})
-        text, is_folder = await self._read(call, path)
+        text, is_folder = await self._read_path(call, path)
         if command == "view":
-            seen = text if is_folder else await asyncio.to_thread(_viewed, text, arguments.get("view_range"))
+            seen = text if is_folder else await asyncio.to_thread(_view_lines, text, arguments.get("view_range"))
             return ToolOutput(seen, {"path": path})
         if is_folder:
             raise ToolFailed(f"'{path}' is a folder", reason="failed")
-        change = _replaced if command == "str_replace" else _inserted
+        change = _replace_once if command == "str_replace" else _insert_lines
         changed = await asyncio.to_thread(change, text, arguments)
-        await self._write(call, path, changed)
+        await self._write_file(call, path, changed)
         return ToolOutput(f"changed {path}", {"path": path})
 
-    async def _read(self, call: ToolContext, path: str) -> tuple[str, bool]:
+    async def _read_path(self, call: ToolContext, path: str) -> tuple[str, bool]:
         """A file's text, or the names in a folder and True."""
         word = shlex.quote(path)
         listed = f"command ls -a -- {word}; exit {_IS_FOLDER}"
         looks = f"[ -e {word} ] || exit {_NO_FILE}; [ -d {word} ] && {{ {listed}; }}; [ -f {word} ] || exit {_NO_TEXT}"
-        ran = await self._ran(call, f"( {looks}; command cat -- {word} )", path)
+        ran = await self._run_checked(call, f"( {looks}; command cat -- {word} )", path)
         text = ran.output.decode(errors="replace")
         if ran.code == _IS_FOLDER:
             return text, True
@@ -183,7 +183,7 @@ class _Files(_Tool):
             raise ToolFailed(f"'{path}' is no text", reason="failed")
         return text, False
 
-    async def _write(self, call: ToolContext, path: str, text: str) -> None:
+    async def _write_file(self, call: ToolContext, path: str, text: str) -> None:
         word, data = shlex.quote(path), base64.b64encode(text.encode(errors="replace")).decode()
         if len(data) > 2 * _MOST_BYTES:
             raise ToolFailed(f"a file may have {_MOST_BYTES:,} bytes", reason="too_large")
@@ -193,11 +193,11 @@ class _Files(_Tool):
         into = f'command base64 -d > "$t" <<\'END\' && command mv -f -- "$t" {word}\n{data}\nEND\n'
         looks = f"[ ! -d {word} ] || exit {_IS_FOLDER}; [ ! -e {word} ] || [ -f {word} ] || exit {_NO_TEXT}"
         command = f"( {looks}; {made} && {mode} && {into})"
-        if (await self._ran(call, command, path)).code:
+        if (await self._run_checked(call, command, path)).code:
             raise ToolFailed(f"'{path}' is a folder", reason="failed")
 
-    async def _ran(self, call: ToolContext, command: str, path: str) -> Ran:
-        ran, text = await self.ran(call, command, most=_MOST_BYTES)
+    async def _run_checked(self, call: ToolContext, command: str, path: str) -> CommandEnd:
+        ran, text = await self.run_command(call, command, most=_MOST_BYTES)
         if ran.code == _NO_FILE:
             raise ToolFailed(f"there is no file '{path}'", reason="failed")
         if ran.code == _NO_TEXT:
@@ -207,4 +207,4 @@ class _Files(_Tool):
         return ran
 
 
-FILES = Kind(FilesSpec, _compiled(_Files, **_TOLD["files"], commands=2))
+FILES = Kind(FilesSpec, _make_factory(_Files, **_TOLD["files"], commands=2))

@@ -31,7 +31,7 @@ from typing import Any, Final
 
 from rlenv._base.paths import draft_of
 from rlenv.errors import ResourceError, UsageError
-from rlenv.tools.workspace.starters import USERS, own, root_outside
+from rlenv.tools.workspace.starters import USERS, chown, root_outside
 
 ENGINE: Final = "podman:"
 """What stands before the name of an image in the store of podman, or of docker where podman is missing."""
@@ -43,7 +43,7 @@ _LINKS: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _FOLDERS: Final = ("app", "home", "mnt", "proc", "dev", "root", "run", "srv", "sys", "tmp", "var/tmp", "var/log")
 OPAQUE: Final = "user.overlay.opaque"
 _NUMBER: Final = re.compile(r"[0-9]{1,10}")  # of a user or a group
-# `_extract` looks first; Python has filters from 3.11.4 on.
+# `_extract_member` looks first; Python has filters from 3.11.4 on.
 _AS_IT_IS: Final[Mapping[str, Any]] = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
 
 
@@ -63,7 +63,7 @@ class MachineImage:
     env: Mapping[str, str] = field(default_factory=dict)
 
 
-def prepared(source: Path | str | None, *, fetches: bool = False) -> MachineImage:
+def prepare_image(source: Path | str | None, *, fetches: bool = False) -> MachineImage:
     """The image of a folder, a .tar file or a name of podman's; None gives one with this machine's own programs.
 
     A folder with a `Dockerfile` is one to build. As root the files inside have owners of their own outside, so that an
@@ -79,19 +79,19 @@ def prepared(source: Path | str | None, *, fetches: bool = False) -> MachineImag
     """
     try:
         if source is None:
-            return MachineImage(_cached("host", _host), tuple(one for one in _BINDS if Path(one).is_dir()))
+            return MachineImage(_cached_folder("host", _fill_host), tuple(one for one in _BINDS if Path(one).is_dir()))
         if isinstance(source, str) and source.startswith(ENGINE):
-            return _of_engine(source, source.removeprefix(ENGINE), None, fetches=fetches)
+            return _engine_image(source, source.removeprefix(ENGINE), None, fetches=fetches)
         found = Path(source).resolve(strict=True)
         if (found / "Dockerfile").is_file():
             key = f"build\0{digest_of(found)}"
-            return _of_engine(key, f"rlenv-{_named(key)}", found, fetches=fetches)
+            return _engine_image(key, f"rlenv-{_note_name(key)}", found, fetches=fetches)
         status, is_folder = found.stat(), found.is_dir()
         now = digest_of(found, is_quick=True) if is_folder else f"{status.st_size}\0{status.st_mtime_ns}"
-        if (noted := _noted(name := _named(f"{found}\0{now}"))) is not None:
+        if (noted := _read_note(name := _note_name(f"{found}\0{now}"))) is not None:
             return noted
         is_own = is_folder and status.st_uid == root_outside()
-        return _note(name, found if is_own else _cached(name, lambda target: _fill(found, target)))
+        return _write_note(name, found if is_own else _cached_folder(name, lambda target: _copy(found, target)))
     except (OSError, ValueError, KeyError, tarfile.TarError, shutil.Error) as error:
         raise ResourceError(f"the image '{source}' cannot be used: {error}") from error
 
@@ -101,7 +101,7 @@ def digest_of_image(source: Path | str, *, say: object = None) -> str:
     not used. "unreadable" where it is not here."""
     with contextlib.suppress(UsageError, ResourceError, OSError):
         if isinstance(source, str) or (source / "Dockerfile").is_file():
-            return prepared(source).digest
+            return prepare_image(source).digest
         if source.is_dir():
             return digest_of(source)
         with source.open("rb") as file:
@@ -117,10 +117,10 @@ def user_in(image: Path, user: str) -> tuple[str, str, str, str]:
     """
     name, _, group = user.partition(":")
     name = "0" if name == "root" else name
-    users = (one for one in _lines(image, "passwd") if len(one) > 5 and all(map(_NUMBER.fullmatch, one[2:4])))
+    users = (one for one in _account_lines(image, "passwd") if len(one) > 5 and all(map(_NUMBER.fullmatch, one[2:4])))
     known = next((one for one in users if name in (one[0], one[2])), None)
     if group and not _NUMBER.fullmatch(group):
-        group = next((one[2] for one in _lines(image, "group") if len(one) > 2 and one[0] == group), "?")
+        group = next((one[2] for one in _account_lines(image, "group") if len(one) > 2 and one[0] == group), "?")
     if (group and not _NUMBER.fullmatch(group)) or (known is None and not _NUMBER.fullmatch(name)):
         raise ResourceError(f"the image has no user '{user}'")
     if known is None:
@@ -128,12 +128,12 @@ def user_in(image: Path, user: str) -> tuple[str, str, str, str]:
     return known[2], group or known[3], known[0], known[5]
 
 
-def _lines(image: Path, name: str) -> list[list[str]]:
-    text = (content(image, f"etc/{name}") or b"").decode(errors="replace")
+def _account_lines(image: Path, name: str) -> list[list[str]]:
+    text = (read_in(image, f"etc/{name}") or b"").decode(errors="replace")
     return [line.split(":") for line in text.split("\n")]
 
 
-def content(folder: Path, path: str, is_such: Callable[[int], bool] = stat.S_ISREG) -> bytes | None:
+def read_in(folder: Path, path: str, is_such: Callable[[int], bool] = stat.S_ISREG) -> bytes | None:
     """The content of a regular file below a folder, b"" of a folder; None where nothing of that kind is there.
 
     No link on the way is followed, and nothing waits for a pipe.
@@ -153,11 +153,11 @@ def content(folder: Path, path: str, is_such: Callable[[int], bool] = stat.S_ISR
         os.close(place)
 
 
-def _of_engine(key: str, name: str, context: Path | None, *, fetches: bool) -> MachineImage:
+def _engine_image(key: str, name: str, context: Path | None, *, fetches: bool) -> MachineImage:
     """An image that podman or docker pulls, or builds from `context`, by the note of the last time."""
-    note = _named(key)
+    note = _note_name(key)
     if not fetches:
-        if (noted := _noted(note)) is not None:
+        if (noted := _read_note(note)) is not None:
             return noted
         what = f"the image '{name}'" if context is None else f"'{'/'.join(context.parts[-2:])}'"
         what += f" has not been {'built' if context else 'fetched'} on this machine"
@@ -166,20 +166,20 @@ def _of_engine(key: str, name: str, context: Path | None, *, fetches: bool) -> M
     if engine is None:
         raise UsageError(f"'{name}' needs the program podman", hint="install it: apt-get install podman")
     if context is not None:
-        _said(*_built_by(engine), "--tag", name, str(context))
-    elif not _said(engine, "images", "--quiet", name):
-        _said(engine, "pull", name)
-    found = _said(engine, "image", "inspect", "--format", "{{.Id}} {{json .Config}}", name)
+        _run_engine(*_built_by(engine), "--tag", name, str(context))
+    elif not _run_engine(engine, "images", "--quiet", name):
+        _run_engine(engine, "pull", name)
+    found = _run_engine(engine, "image", "inspect", "--format", "{{.Id}} {{json .Config}}", name)
     id, _, config = found.removeprefix("sha256:").partition(" ")
-    if (noted := _noted(note)) is not None and noted.folder.name.startswith(id[:32]):
+    if (noted := _read_note(note)) is not None and noted.folder.name.startswith(id[:32]):
         return noted
-    with tempfile.TemporaryDirectory(dir=_cache()) as folder:
-        saved, made = Path(folder) / "image.tar", _said(engine, "create", "--network", "none", name, "true")
+    with tempfile.TemporaryDirectory(dir=_cache_folder()) as folder:
+        saved, made = Path(folder) / "image.tar", _run_engine(engine, "create", "--network", "none", name, "true")
         try:
-            _said(engine, "export", "--output", str(saved), made)
+            _run_engine(engine, "export", "--output", str(saved), made)
         finally:
-            _said(engine, "rm", made)
-        return _note(note, _cached(id[:32], lambda target: _fill(saved, target)), json.loads(config) or {})
+            _run_engine(engine, "rm", made)
+        return _write_note(note, _cached_folder(id[:32], lambda target: _copy(saved, target)), json.loads(config) or {})
 
 
 def _built_by(engine: str) -> list[str]:
@@ -192,7 +192,7 @@ def _built_by(engine: str) -> list[str]:
     return [engine, *(("--runtime", runtime) if runtime else ()), *words]
 
 
-def _said(*argv: str) -> str:
+def _run_engine(*argv: str) -> str:
     done = subprocess.run(argv, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
     if done.returncode:
         said = (done.stderr or done.stdout).strip()[-_MOST_SAID:]
@@ -200,24 +200,24 @@ def _said(*argv: str) -> str:
     return done.stdout.strip()
 
 
-def _named(key: str) -> str:
+def _note_name(key: str) -> str:
     return hashlib.sha256(key.encode(errors="replace")).hexdigest()[:32]
 
 
-def _noted(name: str) -> MachineImage | None:
+def _read_note(name: str) -> MachineImage | None:
     """The image of a note; None where there is none, or its folder has gone."""
     with contextlib.suppress(FileNotFoundError, ValueError):
-        held = json.loads((_cache() / f"{name}-{os.geteuid()}.json").read_text(encoding="utf-8"))
+        held = json.loads((_cache_folder() / f"{name}-{os.geteuid()}.json").read_text(encoding="utf-8"))
         image = MachineImage(**{**held, "folder": Path(held["folder"]), "binds": ()})
         return image if image.folder.is_dir() else None
     return None
 
 
-def _note(name: str, folder: Path, config: Mapping[str, Any] = MappingProxyType({})) -> MachineImage:
+def _write_note(name: str, folder: Path, config: Mapping[str, Any] = MappingProxyType({})) -> MachineImage:
     env = dict(one.partition("=")[::2] for one in config.get("Env") or ())
     workdir, user = config.get("WorkingDir") or "", config.get("User") or ""
     image = MachineImage(folder, (), digest_of(folder), workdir, user, env)
-    with draft_of(_cache() / f"{name}-{os.geteuid()}.json", mark=secrets.token_hex(8)) as draft:
+    with draft_of(_cache_folder() / f"{name}-{os.geteuid()}.json", mark=secrets.token_hex(8)) as draft:
         draft.write_text(json.dumps(asdict(image), default=str), encoding="utf-8")
     return image
 
@@ -241,18 +241,18 @@ def digest_of(folder: Path, *, is_quick: bool = False) -> str:
     return digest.hexdigest()
 
 
-def _fill(source: Path, target: Path) -> None:
+def _copy(source: Path, target: Path) -> None:
     if source.is_dir():
-        shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True, ignore=_special)
+        shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True, ignore=_special_files)
         for path in (target, *target.rglob("*")):
             status = os.lstat(source / path.relative_to(target))
-            own(path, (status.st_uid, status.st_gid))
+            chown(path, (status.st_uid, status.st_gid))
         return
     with tarfile.open(source) as tar:
-        extracted(tar, target)
+        extract_tar(tar, target)
 
 
-def extracted(tar: tarfile.TarFile, folder: Path, *, most: int = sys.maxsize) -> None:
+def extract_tar(tar: tarfile.TarFile, folder: Path, *, most: int = sys.maxsize) -> None:
     """Unpacks a tar, which may be anybody's, with its owners as inside: nothing of it leads out of the folder.
 
     Devices are left out but for the one by which a layer says that a file is gone.
@@ -269,12 +269,12 @@ def extracted(tar: tarfile.TarFile, folder: Path, *, most: int = sys.maxsize) ->
             raise ValueError(f"it is an archive of layers: `podman load -i {tar.name!s}`, then name podman:NAME")
         if not info.isdev() or info.isfifo() or (info.ischr(), info.devmajor, info.devminor) == (True, 0, 0):
             # A second name of a file has what the first has, and nothing can be put into a closed folder.
-            _extract(tar, info, folder, is_whole=not (info.islnk() or info.isdir()))
+            _extract_member(tar, info, folder, is_whole=not (info.islnk() or info.isdir()))
     for info in filter(tarfile.TarInfo.isdir, tar.getmembers()):
-        _extract(tar, info, folder, is_whole=True)
+        _extract_member(tar, info, folder, is_whole=True)
 
 
-def _extract(tar: tarfile.TarFile, info: tarfile.TarInfo, folder: Path, *, is_whole: bool) -> None:
+def _extract_member(tar: tarfile.TarFile, info: tarfile.TarInfo, folder: Path, *, is_whole: bool) -> None:
     """Unpacks a member of a tar, with its owner, mode and time where it `is_whole`; links before it are followed."""
     made = copy.copy(info)
     made.name = info.name.lstrip("/")
@@ -287,13 +287,13 @@ def _extract(tar: tarfile.TarFile, info: tarfile.TarInfo, folder: Path, *, is_wh
         os.setxattr(folder / made.name, OPAQUE, b"y", follow_symlinks=False)
 
 
-def _special(folder: str, names: list[str]) -> list[str]:
+def _special_files(folder: str, names: list[str]) -> list[str]:
     """Devices, pipes and sockets, which no image needs: a machine has its own."""
     modes = {name: stat.S_IFMT(os.lstat(os.path.join(folder, name)).st_mode) for name in names}
     return [name for name, mode in modes.items() if mode not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)]
 
 
-def _host(target: Path) -> None:
+def _fill_host(target: Path) -> None:
     for name in (*_FOLDERS, *(one.strip("/") for one in _BINDS)):
         (target / name).mkdir(parents=True, exist_ok=True)
     for name in ("tmp", "var/tmp"):
@@ -302,10 +302,10 @@ def _host(target: Path) -> None:
         if (link := Path("/", name)).is_symlink():
             (target / name).symlink_to(os.readlink(link))
     for path in target.rglob("*"):
-        own(path)
+        chown(path)
 
 
-def _cache() -> Path:
+def _cache_folder() -> Path:
     # Who is root inside is somebody else outside, and root's home is closed to others.
     home = "/var/cache" if os.geteuid() == 0 else Path.home() / ".cache"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or home) / "rlenv" / "images"
@@ -313,9 +313,9 @@ def _cache() -> Path:
     return cache
 
 
-def _cached(name: str, fill: Callable[[Path], None]) -> Path:
+def _cached_folder(name: str, fill: Callable[[Path], None]) -> Path:
     """A folder of the cache, filled by the first who asks, whole or not at all."""
-    cache = _cache()
+    cache = _cache_folder()
     target = cache / f"{name}-{os.geteuid()}"
     with (cache / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -323,7 +323,7 @@ def _cached(name: str, fill: Callable[[Path], None]) -> Path:
             made = Path(tempfile.mkdtemp(dir=cache))
             try:
                 made.chmod(0o755)
-                own(made)
+                chown(made)
                 fill(made)
                 made.rename(target)
             except BaseException:
@@ -332,7 +332,7 @@ def _cached(name: str, fill: Callable[[Path], None]) -> Path:
     return target
 
 
-def packed(folder: Path) -> str:
+def pack(folder: Path) -> str:
     """A folder's files as a packed archive, in base64: what a shell can take."""
     held = io.BytesIO()
     with tarfile.open(fileobj=held, mode="w:gz") as tar:

@@ -26,10 +26,10 @@ from rlenv._base.paths import remove, run_on, walked
 from rlenv.concurrency.lanes import Event, here, said_again
 from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import ResourceError, told_as
-from rlenv.tools._bubblewrap import bubblewrap
+from rlenv.tools._bubblewrap import bwrap_path
 from rlenv.tools._process import is_disk_full
 from rlenv.tools.workspace import starters
-from rlenv.tools.workspace.images import MOST_READ, OPAQUE, MachineImage, content, extracted
+from rlenv.tools.workspace.images import MOST_READ, OPAQUE, MachineImage, extract_tar, read_in
 
 _threads: Final = ThreadPool(size=8)
 GIVEN: Final = ("/logs", "/logs/artifacts")  # folders that each machine has at first; the last is the user's own
@@ -47,10 +47,10 @@ $1 !~ /^1.$|d$/ && seen[$2]++ {{next}}  # another name of a file
 {{size += $3 < 2 ? {_LEAST} : $3 * 512}}
 size > most {{exit}}
 END {{printf "%.0f", size}}'"""
-_UNPACKABLE: Final = (OSError, ValueError, RecursionError, tarfile.TarError)  # of `packed_layer` and `unpacked`
+_UNPACKABLE: Final = (OSError, ValueError, RecursionError, tarfile.TarError)  # of `pack_layer` and `unpack_layer`
 
 
-def laid(base: Path, tests: Path | None) -> Path:
+def lay_tests(base: Path, tests: Path | None) -> Path:
     """A layer for tests, with their folder in it: `/tests` and `/logs` are their own, whatever lies below."""
     upper = base / "upper"
     for name in ("tests", "logs"):
@@ -60,7 +60,7 @@ def laid(base: Path, tests: Path | None) -> Path:
     if tests is not None:
         shutil.copytree(tests, upper / "tests", symlinks=True, dirs_exist_ok=True)
     for path in (base, upper, *upper.rglob("*")):
-        starters.own(path)
+        starters.chown(path)
     return upper
 
 
@@ -74,14 +74,14 @@ def unlink_hidden(lowers: Sequence[Path], binds: Sequence[str], aside: Path) -> 
     aside.mkdir()
     for folder, (path, status) in ((one, pair) for one in lowers[:-1] for pair in walked(one)):
         if len(os.fsencode(f"{folder}{path}")) > _DEEPEST or getattr(status, "errno", 0) == errno.ENAMETOOLONG:
-            _move(f"{folder}{path}", aside / str(next(made)))
+            _move_path(f"{folder}{path}", aside / str(next(made)))
         elif isinstance(status, OSError):
             raise status
         elif stat.S_ISLNK(status.st_mode) and _is_hidden(path.split("/")[1:], folders, binds, looks):
-            _move(f"{folder}{path}", aside / str(next(made)))
+            _move_path(f"{folder}{path}", aside / str(next(made)))
 
 
-def _move(path: str, to: Path) -> None:
+def _move_path(path: str, to: Path) -> None:
     """Moves a file or folder, out of a closed folder too: who is not root is held by the modes of its own folders."""
     place, _, name = path.rpartition("/")
     at = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
@@ -108,7 +108,7 @@ def _is_hidden(link: Sequence[str], lowers: Sequence[str], binds: Sequence[str],
             path.append(part)
             if next(looks, None) is None or any(path[: len(one)] == one for one in _HIDDEN):
                 return True
-            if to := _target(path, [*lowers, *(["/"] if f"/{path[0]}" in binds else ())]):
+            if to := _link_target(path, [*lowers, *(["/"] if f"/{path[0]}" in binds else ())]):
                 links, path = links + 1, path[:-1]
                 rest += ["/" if to.startswith("/") else "", *to.split("/")][::-1]
             if links > _MOST_LINKS:
@@ -116,7 +116,7 @@ def _is_hidden(link: Sequence[str], lowers: Sequence[str], binds: Sequence[str],
     return path in ([], ["logs"])
 
 
-def _target(path: Sequence[str], lowers: Sequence[str]) -> str:
+def _link_target(path: Sequence[str], lowers: Sequence[str]) -> str:
     """The target of a link, "" of anything else; what is not there may be when the tests run."""
     for lower in lowers:
         with contextlib.suppress(OSError):
@@ -155,7 +155,7 @@ def is_beyond(folder: Path, most: int) -> bool:
     return size > most if size else written_to(folder, most) > most  # a `find` that cannot tell sizes
 
 
-def kept_of(target: Path, keep: Sequence[str], layer: Path, exclude: Sequence[str] = ()) -> Path:
+def copy_kept(target: Path, keep: Sequence[str], layer: Path, exclude: Sequence[str] = ()) -> Path:
     """What is kept of a layer, as a copy; the layer itself where that is all of it, with nothing to take out."""
     kept = _as_parts(keep)
 
@@ -173,13 +173,13 @@ def kept_of(target: Path, keep: Sequence[str], layer: Path, exclude: Sequence[st
                for path, status in walked(layer))  # fmt: skip
         if not any(odd):
             return layer
-    copied(layer, target, is_out)
+    copy_tree(layer, target, is_out)
     return target
 
 
-def others_of(target: Path, keep: Sequence[str], fill: Callable[[], Path]) -> Path:
+def copy_others(target: Path, keep: Sequence[str], fill: Callable[[], Path]) -> Path:
     """What a layer holds at first of what is not kept of it, as a copy."""
-    copied(fill(), target, lambda copy: not is_part(copy.removeprefix(str(target)), keep))
+    copy_tree(fill(), target, lambda copy: not is_part(copy.removeprefix(str(target)), keep))
     return target
 
 
@@ -192,7 +192,7 @@ def _as_parts(keep: Sequence[str]) -> list[str]:
     return ["".join(f"/{part}" for part in PurePosixPath(one).parts[1:]) for one in keep]
 
 
-def like(source: Path, copy: Path) -> None:
+def copy_marks(source: Path, copy: Path) -> None:
     """The owner, mode and marks of a file or folder of the layer, for its copy."""
     shutil.copystat(source, copy, follow_symlinks=False)
     status = os.lstat(source)
@@ -200,7 +200,7 @@ def like(source: Path, copy: Path) -> None:
         os.chown(copy, status.st_uid, status.st_gid, follow_symlinks=False)
 
 
-def copied(source: Path, copy: Path, is_out: Callable[[str], bool] = lambda _: False) -> None:
+def copy_tree(source: Path, copy: Path, is_out: Callable[[str], bool] = lambda _: False) -> None:
     """Copies a tree of the policy's with the same files, none that `is_out` by its copy; no link is followed.
 
     What lies below 200 folders or too deep for a path is left out, so that time is linear in the tree's files.
@@ -211,7 +211,7 @@ def copied(source: Path, copy: Path, is_out: Callable[[str], bool] = lambda _: F
     rest, made = [(os.fspath(source), os.fspath(copy), 0)], list[tuple[str, str]]()
     while rest:
         at, to, depth = rest.pop()
-        with _where_it_is_the_policys():
+        with _skip_policy_faults():
             if not stat.S_ISDIR(os.lstat(at).st_mode):
                 os.link(at, to, follow_symlinks=False)
             elif depth <= _MOST_FOLDERS and len(os.fsencode(to)) < _DEEPEST:
@@ -220,12 +220,12 @@ def copied(source: Path, copy: Path, is_out: Callable[[str], bool] = lambda _: F
                 inner = ((os.path.join(at, name), os.path.join(to, name), depth + 1) for name in os.listdir(at))
                 rest += (one for one in inner if not is_out(one[1]))
     for at, to in reversed(made):  # a folder's time changes with what is put into it, and it may be closed
-        with _where_it_is_the_policys():
-            like(Path(at), Path(to))
+        with _skip_policy_faults():
+            copy_marks(Path(at), Path(to))
 
 
 @contextlib.contextmanager
-def _where_it_is_the_policys() -> Iterator[None]:
+def _skip_policy_faults() -> Iterator[None]:
     """Leaves out what the policy's files are such that they cannot be copied; a fault of this machine's is raised."""
     try:
         yield
@@ -245,11 +245,11 @@ def duplicate(source: Path, copy: Path, *, is_live: bool = False, user: Sequence
     """
     argv = ["env", "LC_ALL=C", "cp", "-a", "--remove-destination", f"{source}/.", str(copy)]
     if user and os.geteuid() == 0:
-        argv = [*starters.as_user(user), *argv[:-2], "--no-preserve=ownership", *argv[-2:]]
+        argv = [*starters.user_argv(user), *argv[:-2], "--no-preserve=ownership", *argv[-2:]]
     if is_live:
         jail = [word for one in ("/usr", "/bin", "/lib", "/lib64") for word in ("--ro-bind-try", one, one)]
         jail += ["--ro-bind", str(source), str(source), "--bind", str(copy), str(copy), "--cap-add", "CAP_DAC_OVERRIDE"]
-        argv = [bubblewrap(), "--die-with-parent", "--new-session", *jail, *argv]
+        argv = [bwrap_path(), "--die-with-parent", "--new-session", *jail, *argv]
     ran = run_on(*argv)
     for number in starters.OF_THIS_MACHINE:
         is_said = any(line.endswith(f": {os.strerror(number)}".encode()) for line in ran.stderr.splitlines())
@@ -258,7 +258,7 @@ def duplicate(source: Path, copy: Path, *, is_live: bool = False, user: Sequence
     return ran.stderr.decode(errors="replace")[:_SAID] or f"status {ran.returncode}" if ran.returncode else ""
 
 
-def published(layer: Path, upper: Path) -> None:
+def publish(layer: Path, upper: Path) -> None:
     """Copies what an episode has put into `/logs/artifacts` to where tests see it; no link is followed."""
     source, copy = layer / "logs" / "artifacts", upper / "logs" / "artifacts"
     if source.is_dir() and not source.is_symlink() and not source.parent.is_symlink():
@@ -266,7 +266,7 @@ def published(layer: Path, upper: Path) -> None:
         duplicate(source, copy)
 
 
-def changes(
+def compare(
     layer: Path, originals: Sequence[tuple[str, Path]], *, since: int = 0, shows: bool = False
 ) -> list[dict[str, Any]]:
     """The files of a layer that are others than those that the machine began with, by path; bounded.
@@ -287,7 +287,7 @@ def changes(
         if isinstance(status, OSError):
             found.append({"path": path, "kind": "other"})
         elif stat.S_ISDIR(status.st_mode):
-            if path not in GIVEN and _original(path, originals, stat.S_ISDIR) is None:
+            if path not in GIVEN and _original_content(path, originals, stat.S_ISDIR) is None:
                 found.append({"path": path, "kind": "folder"})
         elif not stat.S_ISREG(status.st_mode):
             is_gone = stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
@@ -297,13 +297,13 @@ def changes(
             one: dict[str, Any] = {"path": path, "kind": "file", "size": status.st_size, "sha256": ""}
             read += status.st_size
             if status.st_size < MOST_READ and read <= _MOST_HASHED:
-                data = content(layer, path[1:]) or b""
-                was = _original(path, originals, stat.S_ISREG)
+                data = read_in(layer, path[1:]) or b""
+                was = _original_content(path, originals, stat.S_ISREG)
                 if was == data:
                     continue
                 one["sha256"] = hashlib.sha256(data).hexdigest()
                 if shows and told < _MOST_DIFFS:
-                    one["diff"] = _diff(was or b"", data, f"{layer}{path}")
+                    one["diff"] = _diff_text(was or b"", data, f"{layer}{path}")
                     told += len(one["diff"])
             found.append(one)
     for place, folder in originals[:-1]:  # the last is the image, over which the layer says itself what is gone
@@ -313,15 +313,15 @@ def changes(
     return sorted(found[:_MOST_CHANGED], key=lambda one: str(one["path"]))
 
 
-def _original(path: str, originals: Sequence[tuple[str, Path]], is_such: Callable[[int], bool]) -> bytes | None:
+def _original_content(path: str, originals: Sequence[tuple[str, Path]], is_such: Callable[[int], bool]) -> bytes | None:
     """The content of what stood at a path, b"" of a folder; None where nothing of that kind did."""
     for place, folder in originals:
-        if path.startswith(f"{place}/") and (found := content(folder, path[len(place) + 1 :], is_such)) is not None:
+        if path.startswith(f"{place}/") and (found := read_in(folder, path[len(place) + 1 :], is_such)) is not None:
             return found
     return None
 
 
-def _diff(was: bytes, now: bytes, file: str) -> str:
+def _diff_text(was: bytes, now: bytes, file: str) -> str:
     if max(len(was), len(now)) <= _MOST_DIFFED and shutil.which("diff"):
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             argv = ["diff", "-u", "--label", "before", "--label", "after", "-", file]
@@ -330,7 +330,7 @@ def _diff(was: bytes, now: bytes, file: str) -> str:
     return ""
 
 
-def packed_layer(layer: Path, most: int) -> bytes:
+def pack_layer(layer: Path, most: int) -> bytes:
     """A layer as a tar, packed by gzip, with owners as inside.
 
     Raises:
@@ -339,7 +339,7 @@ def packed_layer(layer: Path, most: int) -> bytes:
     """
     size, into, base = 0, io.BytesIO(), starters.root_outside()
 
-    def kept(info: tarfile.TarInfo) -> tarfile.TarInfo:
+    def keep_member(info: tarfile.TarInfo) -> tarfile.TarInfo:
         nonlocal size
         size += info.size
         if size > most or into.tell() > _MOST_PACKED:
@@ -350,18 +350,18 @@ def packed_layer(layer: Path, most: int) -> bytes:
         return info
 
     with tarfile.open(fileobj=into, mode="w:gz", compresslevel=1, format=tarfile.PAX_FORMAT) as tar:
-        tar.add(layer, ".", filter=kept)
+        tar.add(layer, ".", filter=keep_member)
     return into.getvalue()
 
 
-def unpacked(data: bytes, layer: Path, most: int) -> None:
-    """Puts a packed layer into an empty folder (see `extracted`)."""
+def unpack_layer(data: bytes, layer: Path, most: int) -> None:
+    """Puts a packed layer into an empty folder (see `extract_tar`)."""
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as tar:
-        extracted(tar, layer, most=most)
+        extract_tar(tar, layer, most=most)
 
 
 @dataclass(slots=True)
-class Told:
+class LayerFiles:
     """A machine's files once the episode has ended: told, kept, and put back."""
 
     folder: Path
@@ -378,7 +378,7 @@ class Told:
     filled: int = 0
     """When it was as at first, in nanoseconds since the epoch; 0 where it never was."""
     changed: Sequence[Mapping[str, Any]] | None = None
-    """The files that the episode has changed (see `changes`), once it has ended."""
+    """The files that the episode has changed (see `compare`), once it has ended."""
     is_cut: bool = False
     """True once a command was ended from outside, or the disk of this computer was full: what it did is lost."""
     is_put_back: bool = False
@@ -397,7 +397,7 @@ class Told:
         images, env = (self.image, self.tests_image), sorted(self.env.items())
         return (*images, self.source, self.workdir, env, tuple(self.user), self.limits)
 
-    def settings(self, lowest: Path) -> tuple[str, Mapping[str, str]]:
+    def boot_settings(self, lowest: Path) -> tuple[str, Mapping[str, str]]:
         """Where a boot over an image begins, and its variables: the tests' own image has its own."""
         own = self.tests_image
         if own is None or lowest != own.folder or lowest == self.image.folder:
@@ -407,11 +407,11 @@ class Told:
 
     async def pack(self) -> Any:
         """What a tape is to hold of it, as JSON."""
-        data = await _threads.finish(lambda: packed_layer(self.layer, self.limits.disk_mb * 1_000_000))
+        data = await _threads.finish(lambda: pack_layer(self.layer, self.limits.disk_mb * 1_000_000))
         held = {"mime": "application/gzip", "base64": base64.b64encode(data).decode()}
         return {"layer": held, "is_cut": self.is_cut, "live": self.copies, "notes": json.loads(json.dumps(self.notes))}
 
-    async def taped(self, name: str) -> bool:
+    async def tape_layer(self, name: str) -> bool:
         """Keeps what it holds on a tape that is to hold all, or puts back what such a tape has; else False.
 
         Raises:
@@ -443,7 +443,7 @@ class Told:
             self.is_cut = bool(held["is_cut"])
             await _threads.finish(lambda: remove(self.layer))
             self.layer.mkdir()
-            await _threads.finish(lambda: unpacked(data, self.layer, self.limits.disk_mb * 1_000_000))
+            await _threads.finish(lambda: unpack_layer(data, self.layer, self.limits.disk_mb * 1_000_000))
         if notes := held.get("notes"):
             self.notes.update(notes, again=0)
         self.filled, self.is_put_back = 0, True

@@ -25,7 +25,7 @@ from typing import Final, Literal, NamedTuple
 from rlenv._base.paths import run_on
 from rlenv.concurrency.processes import await_end, child_pids, work_of
 from rlenv.errors import ResourceError
-from rlenv.tools._process import sealed
+from rlenv.tools._process import sealed_file
 from rlenv.tools._seccomp import system_call_filter
 from rlenv.tools.workspace import starters
 
@@ -57,7 +57,7 @@ class MachineFailed(ResourceError):
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class CommandEnd:
     """The end of a command. `code` is None where it gave none: it did not end in time, or the shell ended.
 
     `dropped` bytes of the middle of the output were not kept. `why` says how a command without a status ended: "late"
@@ -82,9 +82,9 @@ class _Output:
     def add(self, piece: bytes) -> None:
         self.data += piece
         if len(self.data) > 3 * self.most + _ROOM:  # seldom: all behind it moves
-            self._cut(2 * self.most)
+            self._cut_middle(2 * self.most)
 
-    def _cut(self, most: int) -> None:
+    def _cut_middle(self, most: int) -> None:
         if (over := len(self.data) - most) > 0:
             self.dropped += over
             del self.data[self.most // 2 : self.most // 2 + over]
@@ -97,9 +97,9 @@ class _Output:
         del self.data[at:]
         return rest
 
-    def ran(self, code: int | None, why: Literal["", "late", "ended", "cut", "full"] = "") -> Ran:
-        self._cut(self.most)
-        return Ran(code, bytes(self.data), self.dropped, why)
+    def ran(self, code: int | None, why: Literal["", "late", "ended", "cut", "full"] = "") -> CommandEnd:
+        self._cut_middle(self.most)
+        return CommandEnd(code, bytes(self.data), self.dropped, why)
 
 
 Names = tuple[tuple[str, ...], tuple[str, ...]]
@@ -128,7 +128,7 @@ class RowTests(NamedTuple):
 class Verified(NamedTuple):
     """The end of tests: how their command ended, and those of the files asked for that they left."""
 
-    ran: Ran
+    ran: CommandEnd
     files: Mapping[str, bytes]
 
 
@@ -167,10 +167,10 @@ class Machine:
                 if (line := await self._reader.readline()) != b"ready\n":
                     raise MachineFailed((line + await self._reader.read(400)).decode(errors="replace").strip())
                 starters.map_users(self.pid, self.start.sandbox)
-                self._counts = starters.joined(self.pid, self.start.group, self.start.limits)
+                self._counts = starters.join_cgroup(self.pid, self.start.group, self.start.limits)
                 self._write(b"go\n")
             ran = await self.run("true", _BOOT_S)
-            self._of_boot = _below(self.pid)
+            self._of_boot = _descendants(self.pid)
             if ran.code != 0:
                 raise MachineFailed(ran.output.decode(errors="replace").strip()[-300:])
         except (OSError, TimeoutError, MachineFailed) as error:
@@ -186,8 +186,8 @@ class Machine:
     async def _start(self) -> None:
         for made in ("work", "root", "pts"):
             (self.start.folder / made).mkdir()
-            starters.own(self.start.folder / made)
-        fds = [sealed(system_call_filter("program"))]
+            starters.chown(self.start.folder / made)
+        fds = [sealed_file(system_call_filter("program"))]
         try:
             for _ in range(3):
                 fds += os.pipe()
@@ -217,11 +217,11 @@ class Machine:
 
     async def is_killed(self) -> bool:
         """True if what starts it was killed, and not by what it started: that is told, or ran out of memory."""
-        if self._process is None or (self._of_boot and {*self._of_boot} <= {*_below(self.pid)}):
+        if self._process is None or (self._of_boot and {*self._of_boot} <= {*_descendants(self.pid)}):
             return False
         with contextlib.suppress(TimeoutError):  # where it has failed it has ended, or is about to
             await asyncio.wait_for(await_end(self._process), _GRACE_S)
-        is_silent = _ENDED not in self._told() and self.starved_by != "limit"
+        is_silent = _ENDED not in self._read_status() and self.starved_by != "limit"
         return is_silent and self._process is not None and self._process.poll() in _KILLED
 
     def _write(self, data: bytes) -> None:
@@ -239,7 +239,7 @@ class Machine:
         """True where it was ended between two commands: no command lost anything."""
         return self._process is None or self._process.poll() is not None or self._reader.at_eof()
 
-    async def run(self, command: str, timeout_s: float, *, most: int = _KEPT) -> Ran:
+    async def run(self, command: str, timeout_s: float, *, most: int = _KEPT) -> CommandEnd:
         """A command in the shell, whose folder, variables and background jobs stay. `most` bytes of output are kept.
 
         One that does not end in time is interrupted; where the shell does not answer then either, the machine has to
@@ -259,10 +259,10 @@ class Machine:
         self._write(line)
         for seconds, number in ((timeout_s, signal.SIGINT), (_GRACE_S, signal.SIGKILL), (_GRACE_S, None)):
             try:
-                code = await self._watched(found, f"\n{mark} ".encode(), seconds)
+                code = await self._await_answer(found, f"\n{mark} ".encode(), seconds)
             except TimeoutError:
                 if number is not None and self.start.sandbox != "runsc":  # whose processes are not those inside
-                    await asyncio.to_thread(self.signal, number, since=self._began)
+                    await asyncio.to_thread(self.signal_since, number, since=self._began)
                 continue
             is_full = await self._is_full()
             if code is None or is_full:
@@ -270,14 +270,14 @@ class Machine:
             return found.ran(code) if number is signal.SIGINT else found.ran(None, "late")
         return found.ran(None, "full" if await self._is_full() else "cut")
 
-    async def _watched(self, found: _Output, mark: bytes, seconds: float) -> int | None:
+    async def _await_answer(self, found: _Output, mark: bytes, seconds: float) -> int | None:
         """The answer within that time; None too where it writes beyond its limit meanwhile."""
         end, next_s = time.monotonic() + seconds, WATCH_S
         while True:
             left_s = end - time.monotonic()
             try:
                 async with asyncio.timeout(min(left_s, next_s)):
-                    return await self._answer(found, mark)
+                    return await self._read_answer(found, mark)
             except TimeoutError:
                 began = time.monotonic()
                 if await self._is_full():
@@ -286,7 +286,7 @@ class Machine:
                     raise
                 next_s = pause_s(time.monotonic() - began)
 
-    async def _answer(self, found: _Output, mark: bytes) -> int | None:
+    async def _read_answer(self, found: _Output, mark: bytes) -> int | None:
         """The status that follows the mark; None where the shell has ended."""
         while True:
             if (rest := found.cut_at(mark)) is not None:
@@ -295,7 +295,7 @@ class Machine:
             piece = await self._reader.read(_ROOM)
             if not piece:
                 # Where nothing in it is large, what holds the machine is ended: all the same it is the command's doing.
-                if _ENDED not in self._told() and self.starved_by != "limit":
+                if _ENDED not in self._read_status() and self.starved_by != "limit":
                     said = bytes(found.data[-300:]).decode(errors="replace").strip()
                     raise MachineFailed(f"the machine was ended from outside ({said})", is_cut=True)
                 return None
@@ -308,16 +308,16 @@ class Machine:
         is_at_limit, is_killed = (after > before for after, before in zip(now, self._killed, strict=True))
         return "limit" if is_killed and is_at_limit else "host" if is_killed else ""
 
-    def _told(self) -> bytes:
+    def _read_status(self) -> bytes:
         """What bubblewrap has said: that what it started has ended."""
         with contextlib.suppress(OSError):
             self._words += os.read(self._status, 1 << 16)
         return self._words
 
-    def signal(self, number: signal.Signals, *, since: float) -> None:
+    def signal_since(self, number: signal.Signals, *, since: float) -> None:
         """A signal to all that runs beside the shell and has begun since then, in seconds since the system did."""
         age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - since + 0.02  # it is told in ticks
-        for pid in {*_below(self.pid)} - {*self._of_boot}:
+        for pid in {*_descendants(self.pid)} - {*self._of_boot}:
             if (work := work_of(pid)) is not None and work.age_s <= age_s:
                 with contextlib.suppress(OSError):
                     os.kill(pid, number)
@@ -325,16 +325,16 @@ class Machine:
     def signal_all(self, name: str) -> bool:
         """A signal to all that runs inside, the shell too, and to what they start at that moment: the kernel sends it
         to a namespace at once. False where it could not. Blocks."""
-        at = self.inside("pid")
+        at = self.nsenter_options("pid")
         return bool(at) and run_on("nsenter", *at, "sh", "-c", f"kill -{name} -1").returncode == 0
 
-    def inside(self, kind: Literal["net", "pid"]) -> list[str]:
+    def nsenter_options(self, kind: Literal["net", "pid"]) -> list[str]:
         """Options of `nsenter` for a namespace of what runs in it, until its end; none where that is no own one."""
         at, own = f"/proc/{os.getpid()}/fd", os.stat(f"/proc/self/ns/{kind}").st_ino
-        for pid in (one for one in _below(self.pid) if one not in self._of_boot[:-1]):
+        for pid in (one for one in _descendants(self.pid) if one not in self._of_boot[:-1]):
             with contextlib.suppress(OSError):
                 self._held.append(space := os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY))
-                if os.fstat(space).st_ino != own and pid in _below(self.pid):  # no other one by the same number
+                if os.fstat(space).st_ino != own and pid in _descendants(self.pid):  # no other one by the same number
                     self._held.append(users := fcntl.ioctl(space, _NS_GET_USERNS))
                     by_user = [f"--user={at}/{users}", "--preserve-credentials"] if os.geteuid() else []
                     return [f"--{kind}={at}/{space}", *by_user]
@@ -342,7 +342,7 @@ class Machine:
 
     def has_jobs(self) -> bool:
         """True while processes run beside the shell."""
-        return not self.has_ended and not {*_below(self.pid)} <= {*self._of_boot}
+        return not self.has_ended and not {*_descendants(self.pid)} <= {*self._of_boot}
 
     async def end(self) -> None:
         """Ends all of its processes, and returns once they are gone. Its layer stays."""
@@ -362,12 +362,12 @@ class Machine:
                 await asyncio.wait_for(asyncio.shield(await_end(process)), _BOOT_S)
             except TimeoutError:
                 process.kill()
-            await starters.left(self.start.group)
+            await starters.remove_cgroups(self.start.group)
         if self._output is not None:
             self._output.close()
 
 
-def _below(pid: int) -> list[int]:
+def _descendants(pid: int) -> list[int]:
     """All processes that descend from one."""
     found, rest = [], child_pids(pid)
     while rest:

@@ -28,8 +28,8 @@ from rlenv.tools._bubblewrap import UNSEEN
 from rlenv.tools._process import is_disk_full
 from rlenv.tools.workspace import layer as layers
 from rlenv.tools.workspace import starters
-from rlenv.tools.workspace.images import ENGINE, MachineImage, content, prepared, user_in
-from rlenv.tools.workspace.machine import WATCH_S, Machine, MachineFailed, Ran, RowTests, Verified, pause_s
+from rlenv.tools.workspace.images import ENGINE, MachineImage, prepare_image, read_in, user_in
+from rlenv.tools.workspace.machine import WATCH_S, CommandEnd, Machine, MachineFailed, RowTests, Verified, pause_s
 
 _threads: Final = ThreadPool(size=8)
 RESULTS: Final = ("reward.json", "reward.txt")
@@ -40,7 +40,7 @@ _SAID, _SETUP_S = 300, 600.0
 _BY_ROW: Final = ("cwd", "user", "env", "setup", "memory_mb", "disk_mb", "live")
 _TRIES, _MOST_LOST = 2, 8  # boots that fail before the files are at fault, and those that are killed before the host is
 _FEW: Final = 64
-_BROKEN: Final = Ran(None, b"", why="broken")
+_BROKEN: Final = CommandEnd(None, b"", why="broken")
 
 
 class WorkspaceSpec(ResourceSpec):
@@ -83,7 +83,7 @@ class WorkspaceSpec(ResourceSpec):
 
 
 @dataclass(slots=True, kw_only=True)
-class Workspace(layers.Told):
+class Workspace(layers.LayerFiles):
     """An opened workspace; `commands` and `boots` are how many there were so far."""
 
     origin: Any
@@ -103,7 +103,7 @@ class Workspace(layers.Told):
         """True where no machine is running."""
         return self._machine is None or self._machine.has_ended
 
-    async def run(self, command: str, timeout_s: float, *, most: int = 65_536) -> Ran:
+    async def run(self, command: str, timeout_s: float, *, most: int = 65_536) -> CommandEnd:
         """A command in the episode's shell; `most` bytes of its output are kept.
 
         Raises:
@@ -113,32 +113,32 @@ class Workspace(layers.Told):
             self.changed, self.commands = None, self.commands + 1
             try:
                 if self.has_ended or self._joins:
-                    await self._end()
-                self._machine = machine = self._machine or await self._of_the_episode()
+                    await self._end_machine()
+                self._machine = machine = self._machine or await self._boot_episode()
                 ran = await machine.run(command, timeout_s, most=most) if machine else _BROKEN
             except (MachineFailed, asyncio.CancelledError) as error:  # a shell in half a command is of no use any more
                 self.is_cut |= isinstance(error, MachineFailed) and error.is_cut
-                await self._end()
+                await self._end_machine()
                 raise
             self.is_cut |= is_disk_full(self.layer)
             if ran.why in ("ended", "cut", "full"):
-                await self._end()
+                await self._end_machine()
             elif self._looking is None or self._looking.done():
-                self._looking = asyncio.ensure_future(self._look())
+                self._looking = asyncio.ensure_future(self._watch_jobs())
             return ran
 
-    async def _of_the_episode(self) -> Machine | None:
+    async def _boot_episode(self) -> Machine | None:
         """A boot over the layer; None where that alone is what stands in its way, and nobody has killed it."""
         tries = [_TRIES, _MOST_LOST]
         while tries[0]:
             try:
-                return await self._booted([self.image.folder], self.layer, self.user)
+                return await self._boot([self.image.folder], self.layer, self.user)
             except MachineFailed as error:
                 tries[error.is_cut] -= 1
                 if not tries[1]:
                     raise
-        upper = layers.laid(self.folder / f"empty-{self.boots}", None)
-        await (await self._booted([self.image.folder], upper, self.user)).end()
+        upper = layers.lay_tests(self.folder / f"empty-{self.boots}", None)
+        await (await self._boot([self.image.folder], upper, self.user)).end()
         return None
 
     async def _is_full(self, layer: Path) -> bool:
@@ -147,7 +147,7 @@ class Workspace(layers.Told):
             return False
         return await _threads.finish(lambda: layers.is_beyond(layer, most))
 
-    async def _look(self) -> None:
+    async def _watch_jobs(self) -> None:
         """Between two commands: ends a machine whose background jobs write beyond its limit."""
         await asyncio.sleep(WATCH_S)
         while (machine := self._machine) is not None and machine.has_jobs():
@@ -157,43 +157,43 @@ class Workspace(layers.Told):
                     await machine.end()
                 async with self._lock:
                     if self._machine is machine:
-                        await self._end()
+                        await self._end_machine()
             await asyncio.sleep(pause_s(time.monotonic() - began))
 
-    async def _booted(
+    async def _boot(
         self, lowers: Sequence[Path], upper: Path, user: Sequence[str], joins: Sequence[str] = ()
     ) -> Machine:
         self.boots += 1
         (folder := self.folder / f"boot-{self.boots}").mkdir()
-        starters.own(folder)
+        starters.chown(folder)
         binds = self.image.binds if lowers[-1] == self.image.folder else ()
-        workdir, env = self.settings(lowers[-1])
+        workdir, env = self.boot_settings(lowers[-1])
         start = starters.Start(folder, lowers, upper, workdir, binds, env, self.limits, user, self.entry.sandbox, joins)
         await (machine := Machine(start, partial(self._is_full, upper))).boot()
         return machine
 
-    async def _end(self) -> None:
+    async def _end_machine(self) -> None:
         machine, self._machine, self._joins = self._machine, None, ()
         if machine is not None:
             self._ending = asyncio.ensure_future(machine.end())
         if self._ending is not None:  # to its end, whoever is cancelled meanwhile: the next one to ask waits for it
             await asyncio.shield(self._ending)
 
-    async def _settle(self) -> None:
+    async def _settle_layer(self) -> None:
         """Nothing changes the layer any more: all processes have ended, or live on beside a copy of it."""
         machine, copy = self._machine, self.folder / f"layer-{self.copies + 1}"
         if self._joins:
             return
         if machine is not None and self.entry.live and self.entry.sandbox == "bubblewrap":
-            if machine.has_jobs() and await _threads.finish(lambda: self._copied(machine, copy)):
-                self._joins = machine.inside("net")
+            if machine.has_jobs() and await _threads.finish(lambda: self._copy_layer(machine, copy)):
+                self._joins = machine.nsenter_options("net")
             self.is_cut |= await machine.is_killed()  # what ran in it cannot be had again
         if self._joins:
             self.copies += 1
         else:
-            await self._end()
+            await self._end_machine()
 
-    def _copied(self, machine: Machine, copy: Path) -> bool:
+    def _copy_layer(self, machine: Machine, copy: Path) -> bool:
         """Copies the layer while all stands still that could change it; False where that cannot be done."""
         remove(copy)  # what an earlier try has left
         copy.mkdir()
@@ -205,20 +205,20 @@ class Workspace(layers.Told):
     async def freeze(self) -> None:
         """Ends all processes: nothing changes the layer any more."""
         async with self._lock:
-            await self._end()
+            await self._end_machine()
 
-    async def told(self, name: str) -> Sequence[Mapping[str, Any]]:
+    async def list_changes(self, name: str) -> Sequence[Mapping[str, Any]]:
         """The files that the episode has changed; they change no more. A tape that keeps all keeps the layer."""
         async with self._lock:
-            await self._settle()
+            await self._settle_layer()
         if self.changed is None:
-            shows = await self.taped(name)
+            shows = await self.tape_layer(name)
             at = [(self.workdir.rstrip("/"), self.source)] if self.source else []
-            look = partial(layers.changes, self.layer, [*at, ("", self.image.folder)], since=self.filled, shows=shows)
+            look = partial(layers.compare, self.layer, [*at, ("", self.image.folder)], since=self.filled, shows=shows)
             self.changed = await _threads.finish(look)
         return self.changed
 
-    async def tested(
+    async def run_tests(
         self, given: RowTests, *, over_layer: bool = True, files: Sequence[str] = RESULTS, most: int = 65_536
     ) -> Verified:
         """The end of tests in a machine of their own, over what the episode left or over the image alone.
@@ -231,48 +231,48 @@ class Workspace(layers.Told):
             MachineFailed: the machine did not come up, or was ended from outside.
         """
         async with self._lock:
-            await self._settle()
+            await self._settle_layer()
             # What would give a number over the image alone is not kept from it by what the episode left running.
             tell = self._machine.signal_all if self._machine and self._joins and not over_layer else bool
             await _threads.finish(lambda: tell("STOP"))
             self.boots += 1
             (base := self.folder / f"tests-{self.boots}").mkdir()
-            starters.own(base)
+            starters.chown(base)
             below, keep, out, tests = base / "kept", given.keep or (self.workdir,), given.exclude, given.folder
-            kept = partial(layers.kept_of, below, keep, self.layer, out) if over_layer else partial(self._filled, below)
+            kept = partial(layers.copy_kept, below, keep, self.layer, out) if over_layer else partial(self._fill, below)
             try:
                 lowers = [left := await _threads.finish(kept), (image := self.tests_image or self.image).folder]
                 if over_layer and self.source and not self.tests_image and layers.is_part(self.workdir, keep):
-                    filled = partial(self._filled, base / "filled")
-                    lowers.insert(1, await _threads.finish(lambda: layers.others_of(base / "others", keep, filled)))
+                    filled = partial(self._fill, base / "filled")
+                    lowers.insert(1, await _threads.finish(lambda: layers.copy_others(base / "others", keep, filled)))
                 is_own = tests is None and self.tests_image is not None
                 if is_own and not (tests := image.folder / "tests").is_dir():
                     raise MachineFailed("the tests' image has no folder /tests")
                 if given.collect:
-                    upper = await _threads.finish(lambda: layers.laid(base / "collect", None))
-                    await self._once(lowers, upper, given.collect, given.time_s)
-                    kept = partial(layers.kept_of, base / "collected", keep, upper, out)
+                    upper = await _threads.finish(lambda: layers.lay_tests(base / "collect", None))
+                    await self._run_once(lowers, upper, given.collect, given.time_s)
+                    kept = partial(layers.copy_kept, base / "collected", keep, upper, out)
                     lowers.insert(0, await _threads.finish(kept))
                 await _threads.finish(lambda: layers.unlink_hidden(lowers, image.binds, base / "out"))
                 if given.patch:
-                    lowers.insert(0, await self._patched(base / "patched", given.patch, given.time_s))
-                upper = await _threads.finish(lambda: layers.laid(base, tests))
+                    lowers.insert(0, await self._apply_patch(base / "patched", given.patch, given.time_s))
+                upper = await _threads.finish(lambda: layers.lay_tests(base, tests))
                 if over_layer and not layers.is_part("/logs/artifacts", keep):
-                    await _threads.finish(lambda: layers.published(left, upper))
+                    await _threads.finish(lambda: layers.publish(left, upper))
                 joins = () if self.has_ended or not over_layer else self._joins
                 # In a shell of its own: one that ends gives a status all the same.
-                ran = await self._once(lowers, upper, f"(\n{given.command}\n)", given.time_s, most, joins)
+                ran = await self._run_once(lowers, upper, f"(\n{given.command}\n)", given.time_s, most, joins)
                 self.is_cut |= bool(self._joins and self._machine and await self._machine.is_killed())
-                held = {name: await _threads.finish(partial(content, upper, f"logs/verifier/{name}")) for name in files}
+                held = {name: await _threads.finish(partial(read_in, upper, f"logs/verifier/{name}")) for name in files}
                 return Verified(ran, {name: data for name, data in held.items() if data is not None})
             finally:
                 await _threads.finish(lambda: remove(base))
                 await _threads.finish(lambda: tell("CONT"))
 
-    async def _once(
+    async def _run_once(
         self, lowers: Sequence[Path], upper: Path, command: str, time_s: float, most: int = 65_536, joins: Any = ()
-    ) -> Ran:
-        machine = await self._booted(lowers, upper, starters.ROOT, joins)
+    ) -> CommandEnd:
+        machine = await self._boot(lowers, upper, starters.ROOT, joins)
         try:
             ran = await machine.run(command, time_s, most=most)
             if machine.starved_by == "host" or is_disk_full(upper):
@@ -281,34 +281,34 @@ class Workspace(layers.Told):
         finally:
             await machine.end()
 
-    async def _patched(self, base: Path, patch: str, time_s: float) -> Path:
+    async def _apply_patch(self, base: Path, patch: str, time_s: float) -> Path:
         """The files that a patch changes, alone: it is applied where nothing of the episode's is."""
-        below = await _threads.finish(lambda: self._filled(base / "fresh"))
-        upper = await _threads.finish(lambda: layers.laid(base, None))
+        below = await _threads.finish(lambda: self._fill(base / "fresh"))
+        upper = await _threads.finish(lambda: layers.lay_tests(base, None))
         (upper / "tests" / "patch").write_text(patch if patch.endswith("\n") else f"{patch}\n", encoding="utf-8")
-        starters.own(upper / "tests" / "patch")
-        ran = await self._once([below, self.image.folder], upper, _PATCH, time_s)
+        starters.chown(upper / "tests" / "patch")
+        ran = await self._run_once([below, self.image.folder], upper, _PATCH, time_s)
         if ran.code != 0:
             said = ran.output.decode(errors="replace").strip()[-_SAID:]
             raise MachineFailed(f"the patch cannot be applied to the untouched image: {said}")
         return upper
 
-    def fill(self) -> None:
+    def fill_layer(self) -> None:
         """Makes the layer as it is before the first command."""
-        self._filled(self.layer)
+        self._fill(self.layer)
         for path, user in zip(layers.GIVEN, (starters.ROOT, self.user), strict=True):
             (self.layer / path.strip("/")).mkdir(exist_ok=True)
-            starters.own(self.layer / path.strip("/"), user)
-        starters.guard(self.folder)
+            starters.chown(self.layer / path.strip("/"), user)
+        starters.close_folder(self.folder)
         self.filled = time.time_ns()
 
-    def _filled(self, layer: Path) -> Path:
+    def _fill(self, layer: Path) -> Path:
         layer.mkdir(parents=True, exist_ok=True)
         target = layer / self.workdir.strip("/")
         if self.source or self.image.binds or not os.path.lexists(self.image.folder / self.workdir.strip("/")):
             target.mkdir(parents=True, exist_ok=True)
         for path in (layer, *layer.rglob("*")):
-            starters.own(path, self.user if path == target != layer else starters.ROOT)
+            starters.chown(path, self.user if path == target != layer else starters.ROOT)
         if self.source is not None and (said := layers.duplicate(self.source, target, user=self.user)):
             raise OSError(said)
         return layer
@@ -318,7 +318,7 @@ class Workspace(layers.Told):
         try:
             if self._looking is not None:
                 self._looking.cancel()
-            await self._end()
+            await self._end_machine()
         finally:
             await _threads.finish(lambda: remove(self.folder))
 
@@ -335,7 +335,7 @@ class WorkspaceResource:
         self._context = context
         paths = {key: getattr(spec, key) or "" for key in ("image", "path", "tests_image")}
         self._paths = {key: template_of(text, key=key, names=("task", "vars")) for key, text in paths.items()}
-        self.image_of: Callable[[Path | str | None], MachineImage] = lru_cache(maxsize=None)(prepared)
+        self.image_of: Callable[[Path | str | None], MachineImage] = lru_cache(maxsize=None)(prepare_image)
         """The image of a source, looked at once: it is not to change while a run goes on."""
         held = {key: getattr(spec, key) for key in _BY_ROW}
         for at, text in (pair for key, value in held.items() for pair in texts_at(key, value)):
@@ -355,12 +355,12 @@ class WorkspaceResource:
         told = f"the machine '{self.name}' cannot be made:"
         of_row = told_as(ResourceError, told, TemplateError, RefusedPath, reason="task")
         with of_row, told_as(ResourceError, told, OSError):
-            spec = self.of_row(context.task, context.vars)
+            spec = self.fill_row(context.task, context.vars)
             copied = self.source("path", context.task, context.vars)
             image, tests_image = await _threads.finish(lambda: self.images(context.task, context.vars))
             user = self.user_of(image, spec)
-            await _threads.finish(starters.swept_once)
-            folder = starters.made_here()  # at once: who is cancelled while it is made would lose it
+            await _threads.finish(starters.sweep_once)
+            folder = starters.make_folder()  # at once: who is cancelled while it is made would lose it
         limits = starters.MachineLimits(spec.processes, int(spec.memory_mb), int(spec.disk_mb))
         env = {**image.env, **cast(Mapping[str, str], spec.env)}
         bare = "/" if self.spec.cwd and not spec.cwd and not image.binds else _WORKDIR  # as docker does
@@ -369,7 +369,7 @@ class WorkspaceResource:
         workspace = Workspace(*at, origin=self, entry=spec)
         try:
             with told_as(ResourceError, f"the machine '{self.name}' cannot be filled:", OSError):
-                await _threads.finish(workspace.fill)
+                await _threads.finish(workspace.fill_layer)
             if spec.setup and (ran := await workspace.run(f"(\n{spec.setup}\n)", _SETUP_S)).code != 0:
                 said = ran.output.decode(errors="replace").strip()[-_SAID:]
                 raise ResourceError(f"the set-up of the machine '{self.name}' failed: {said}")
@@ -401,7 +401,7 @@ class WorkspaceResource:
         source, of_tests = (self.source(key, task, vars) for key in ("image", "tests_image"))
         return self.image_of(source), self.image_of(of_tests) if of_tests else None
 
-    def of_row(self, task: Mapping[str, Any], vars: Mapping[str, Any]) -> WorkspaceSpec:
+    def fill_row(self, task: Mapping[str, Any], vars: Mapping[str, Any]) -> WorkspaceSpec:
         """The entry as a row fills it in; what is empty then is as if it were not there.
 
         Raises ResourceError: the row gives what no machine has.
@@ -417,7 +417,7 @@ class WorkspaceResource:
     def check_row(self, task: Mapping[str, Any], vars: Mapping[str, Any]) -> None:
         """Raises UsageError: no machine is as the row says, or its image has to be pulled or built, and is not here."""
         try:
-            self.of_row(task, vars)
+            self.fill_row(task, vars)
         except ResourceError as error:
             if isinstance(error.__cause__, ValidationError):
                 wrong = error.__cause__.errors()[0]

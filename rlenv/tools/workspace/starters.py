@@ -1,6 +1,6 @@
 """The programs that start machines, all under one jail, and the limits that a machine has as a whole.
 
-`bubblewrap` makes a sandbox of this kernel's namespaces, `runc` too, as containers are; `runsc` is gVisor, a kernel of
+`bwrap_path` makes a sandbox of this kernel's namespaces, `runc` too, as containers are; `runsc` is gVisor, a kernel of
 its own in front of this one's. What they start ends with rlenv, however that ends.
 """
 
@@ -25,7 +25,7 @@ from typing import Any, Final
 from rlenv._base.paths import remove
 from rlenv.errors import UsageError
 from rlenv.language.requirements import Requirement, program
-from rlenv.tools._bubblewrap import bubblewrap, check_bubblewrap, read_only, unseen
+from rlenv.tools._bubblewrap import bwrap_path, check_bubblewrap, hidden_below, read_only
 from rlenv.tools._seccomp import rules_of_system_calls
 
 OUTSIDE_ROOT: Final = 0x7000_0000
@@ -150,22 +150,22 @@ def start_of(start: Start, filter: int, status: int) -> tuple[list[str], dict[st
     """
     limits, is_root = start.limits, os.geteuid() == 0
     env = {
-        "PATH": os.environ.get("PATH", PATH), "LANG": "C.UTF-8", "RLENV_MOUNTS": str(_mounts(start)),
+        "PATH": os.environ.get("PATH", PATH), "LANG": "C.UTF-8", "RLENV_MOUNTS": str(_write_mounts(start)),
         "RLENV_IS_ROOT": "1" if is_root else "", "RLENV_MAP": "--keep-caps" if is_root else "--map-root-user",
         "RLENV_PROCESSES": str(limits.processes), "RLENV_INSIDE": _INSIDE, "RLENV_FIRST": _FIRST,
-        "RLENV_MEMORY": "unlimited" if _controller() else str(limits.memory_mb * 1024),
+        "RLENV_MEMORY": "unlimited" if _memory_controller() else str(limits.memory_mb * 1024),
         "RLENV_FILE": str(limits.disk_mb * 2048),  # POSIX counts -f in blocks of 512 bytes
     }  # fmt: skip
     if start.sandbox == "bubblewrap":
-        return [*_outer(start.joins), *_bubblewrap(start, filter, status)], env
-    (start.folder / "config.json").write_text(json.dumps(_config(start)), encoding="utf-8")
+        return [*_namespace_argv(start.joins), *_bubblewrap_argv(start, filter, status)], env
+    (start.folder / "config.json").write_text(json.dumps(_oci_config(start)), encoding="utf-8")
     argv = [start.sandbox, "--root", str(start.folder / "state")]
     argv += ["--network=none", "--ignore-cgroups"] if start.sandbox == "runsc" else []
     argv += ["run", "--bundle", str(start.folder), start.group]
     return ["sh", "-c", _OCI, "sh", *argv], {**env, "RLENV_FIRST": _OCI_FIRST}
 
 
-def _mounts(start: Start) -> Path:
+def _write_mounts(start: Start) -> Path:
     """A file of what is mounted before a machine, as fstab(5) has it."""
     paths = (start.upper, start.folder / "work", *start.lowers)
     upper, work, *lowers = (str(path).translate(_OPTION) for path in paths)
@@ -183,8 +183,8 @@ _OPTION: Final = str.maketrans({one: f"\\{one}" for one in "\\,:"})
 _FIELD: Final = str.maketrans({one: f"\\{ord(one):03o}" for one in " \t\n\\"})
 
 
-def _bubblewrap(start: Start, filter: int, status: int) -> list[str]:
-    argv = [bubblewrap(), "--unshare-ipc", "--unshare-pid", "--unshare-uts"]
+def _bubblewrap_argv(start: Start, filter: int, status: int) -> list[str]:
+    argv = [bwrap_path(), "--unshare-ipc", "--unshare-pid", "--unshare-uts"]
     argv += [] if start.joins else ["--unshare-net"]
     argv += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--hostname", "machine"]
     argv += ["--json-status-fd", str(status), "--seccomp", str(filter)]
@@ -197,7 +197,7 @@ def _bubblewrap(start: Start, filter: int, status: int) -> list[str]:
     return [*argv, "--", *start.shell]
 
 
-def _config(start: Start) -> dict[str, Any]:
+def _oci_config(start: Start) -> dict[str, Any]:
     """The container of a boot in the words of OCI's runtimes."""
     limits = (("NPROC", start.limits.processes), ("FSIZE", start.limits.disk_mb << 20), ("CORE", 0), ("NOFILE", 4096))
     mounts = [
@@ -205,7 +205,7 @@ def _config(start: Start) -> dict[str, Any]:
         {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755", "size=65536k"]},
         {"destination": "/dev/shm", "type": "tmpfs", "source": "tmpfs", "options": [f"size={_SHARED}", "mode=1777"]},
         *({"destination": one, "type": "bind", "source": one, "options": ["rbind", "ro"]} for one in start.binds),
-        *({"destination": one, "type": "tmpfs", "source": "tmpfs"} for top in start.binds for one in unseen(top)),
+        *({"destination": one, "type": "tmpfs", "source": "tmpfs"} for top in start.binds for one in hidden_below(top)),
     ]
     users = [{"containerID": 0, "hostID": OUTSIDE_ROOT, "size": USERS}]
     spaces = ("pid", "ipc", "uts", "mount", "network", "cgroup", "user")
@@ -236,7 +236,7 @@ def map_users(pid: int, sandbox: str) -> None:
 
 
 @lru_cache(maxsize=1)
-def _controller() -> tuple[Path, str] | None:
+def _memory_controller() -> tuple[Path, str] | None:
     """The folder of cgroups that bound memory, with the file that does: of version 1, else of version 2."""
     with contextlib.suppress(OSError):
         if os.geteuid() == 0 and (_GROUPS / "memory" / "memory.limit_in_bytes").exists():
@@ -249,11 +249,11 @@ def _controller() -> tuple[Path, str] | None:
     return None
 
 
-def joined(pid: int, group: str, limits: MachineLimits) -> list[int]:
+def join_cgroup(pid: int, group: str, limits: MachineLimits) -> list[int]:
     """Puts a process, and all that it is going to start, into a cgroup of its own with the machine's memory and as much
     of the processor as any other, however many processes it has. Gives the descriptors that `out_of_memory` reads, to
     be closed; none where there is no cgroup. Raises OSError: it cannot be made."""
-    if (at := _controller()) is None:
+    if (at := _memory_controller()) is None:
         return []
     (folder := at[0] / group).mkdir(exist_ok=True)
     (folder / at[1]).write_text(str(limits.memory_mb << 20), encoding="ascii")
@@ -274,10 +274,10 @@ def out_of_memory(counts: Sequence[int]) -> tuple[int, int]:
     return 0, 0
 
 
-async def left(group: str) -> None:
+async def remove_cgroups(group: str) -> None:
     """Removes the cgroups of a machine whose processes have ended."""
     for _ in range(100):
-        for folder in (rest := groups(group)):
+        for folder in (rest := list_cgroups(group)):
             with contextlib.suppress(OSError):
                 folder.rmdir()
         if not any(folder.exists() for folder in rest):
@@ -285,7 +285,7 @@ async def left(group: str) -> None:
         await asyncio.sleep(0.01)
 
 
-def groups(pattern: str) -> list[Path]:
+def list_cgroups(pattern: str) -> list[Path]:
     """The cgroups of machines by the pattern of their names, those within others first."""
     held: list[Path] = []
     for top in () if os.geteuid() else (*glob(f"{_GROUPS}/{pattern}"), *glob(f"{_GROUPS}/*/{pattern}")):
@@ -294,7 +294,7 @@ def groups(pattern: str) -> list[Path]:
     return held
 
 
-def _outer(joins: Sequence[str]) -> list[str]:
+def _namespace_argv(joins: Sequence[str]) -> list[str]:
     """The start of a user namespace; what follows it runs in a process namespace of its own, as root there."""
     owner = str(_OWNERS + secrets.randbelow(1 << 24))
     drop = ["setpriv", "--reuid", owner, "--regid", owner, "--groups", str(OUTSIDE_ROOT), "--inh-caps=-all"]
@@ -306,7 +306,7 @@ def root_outside() -> int:
     return OUTSIDE_ROOT if os.geteuid() == 0 else os.geteuid()
 
 
-def own(path: Path, user: Sequence[str | int] = ROOT) -> None:
+def chown(path: Path, user: Sequence[str | int] = ROOT) -> None:
     """Gives a file to a user inside; nothing where rlenv is not root, since it is the same user then."""
     if os.geteuid() == 0:
         mode, (uid, gid) = os.lstat(path).st_mode, (OUTSIDE_ROOT + int(one) % USERS for one in user[:2])
@@ -315,40 +315,40 @@ def own(path: Path, user: Sequence[str | int] = ROOT) -> None:
             os.chmod(path, mode & 0o7777)
 
 
-def as_user(user: Sequence[str]) -> list[str]:
+def user_argv(user: Sequence[str]) -> list[str]:
     """The beginning of a command whose files are a user's inside, and which no mode stops, where rlenv is root."""
     uid, gid = (str(OUTSIDE_ROOT + int(one) % USERS) for one in user[:2])
     caps = (f"--{kind}-caps=-all,+dac_override,+fowner" for kind in ("inh", "ambient"))
     return ["setpriv", "--reuid", uid, "--regid", gid, "--clear-groups", *caps]
 
 
-def made_here() -> Path:
+def make_folder() -> Path:
     """A new folder for a machine, named after this process."""
-    swept_once()
-    return Path(tempfile.mkdtemp(prefix=_owner(os.getpid())))
+    sweep_once()
+    return Path(tempfile.mkdtemp(prefix=_owner_name(os.getpid())))
 
 
-def guard(folder: Path) -> None:
+def close_folder(folder: Path) -> None:
     """Closes a machine's folder to other users of this machine: what stands in it may run as who is root inside."""
     if os.geteuid() == 0:
         os.chown(folder, 0, OUTSIDE_ROOT)
     folder.chmod(0o710)
 
 
-def swept() -> None:
+def sweep_folders() -> None:
     """Removes the machines' folders of processes that were killed."""
     mine = (os.geteuid(), root_outside())
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with contextlib.suppress(FileNotFoundError):  # others sweep too
             if _is_left(path.name) and path.lstat().st_uid in mine:
                 remove(path)
-    for folder in groups(f"{_PREFIX}*"):
+    for folder in list_cgroups(f"{_PREFIX}*"):
         if _is_left(str(folder)):
             with contextlib.suppress(OSError):  # not empty
                 folder.rmdir()
 
 
-swept_once = lru_cache(maxsize=1)(swept)
+sweep_once = lru_cache(maxsize=1)(sweep_folders)
 
 
 def _is_left(name: str) -> bool:
@@ -356,24 +356,24 @@ def _is_left(name: str) -> bool:
 
     Containers that share a temporary folder have processes of their own by the same numbers.
     """
-    owner = re.search(rf"{_PREFIX}(\d+)-\d+-{_namespace()}-", name)
+    owner = re.search(rf"{_PREFIX}(\d+)-\d+-{_pid_namespace()}-", name)
     try:
-        return owner is not None and owner[0] != _owner(int(owner[1]))
+        return owner is not None and owner[0] != _owner_name(int(owner[1]))
     except (FileNotFoundError, ProcessLookupError):
         return True
     except (OSError, IndexError):
         return False
 
 
-def _owner(pid: int) -> str:
+def _owner_name(pid: int) -> str:
     """What the folders of a process are named by: its number, when it began and its namespace.
 
     Raises:
         OSError: it has ended, or cannot be looked at.
     """
     begun = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
-    return f"{_PREFIX}{pid}-{begun}-{_namespace()}-"
+    return f"{_PREFIX}{pid}-{begun}-{_pid_namespace()}-"
 
 
-def _namespace() -> int:
+def _pid_namespace() -> int:
     return os.stat("/proc/self/ns/pid").st_ino

@@ -16,7 +16,7 @@ from rlenv.cli.main import main
 from rlenv.episodes.environment import load
 from rlenv.errors import ResourceError, UsageError
 from rlenv.runs.locks.lock import lock_of
-from rlenv.tools.workspace.images import digest_of_image, prepared, user_in
+from rlenv.tools.workspace.images import digest_of_image, prepare_image, user_in
 from rlenv.tools.workspace.starters import OUTSIDE_ROOT
 from tests.support.machines import played, reachable  # noqa: F401 - a fixture
 
@@ -46,14 +46,14 @@ def test_a_tar_is_unpacked_with_owners_modes_times_and_links(reachable: Path) ->
         ("soft", tarfile.SYMTYPE, 0o777, "/etc/none"),
         ("null", tarfile.CHRTYPE, 0o666, b""),
     )
-    image = prepared(archive)
+    image = prepare_image(archive)
     file = (image.folder / "closed" / "file").stat()
     assert (file.st_mode & 0o7777, file.st_mtime, file.st_nlink) == (0o4755, 1_000, 2)
     assert (image.folder / "closed").stat().st_mode & 0o7777 == 0o555
     assert os.readlink(image.folder / "soft") == "/etc/none"
     assert not (image.folder / "null").exists()
     assert os.geteuid() != 0 or file.st_uid == OUTSIDE_ROOT + 7
-    assert prepared(archive) == image
+    assert prepare_image(archive) == image
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_tar_that_is_no_image_is_refused(
     says: str,
 ) -> None:
     with pytest.raises(ResourceError, match=says):
-        prepared(packed(reachable / "image.tar", member))
+        prepare_image(packed(reachable / "image.tar", member))
 
 
 def test_a_digest_is_of_the_files_and_not_of_their_place(reachable: Path) -> None:  # noqa: F811
@@ -80,7 +80,7 @@ def test_a_digest_is_of_the_files_and_not_of_their_place(reachable: Path) -> Non
         (reachable / name / "bin").mkdir(parents=True)
         (reachable / name / "bin" / "sh").write_text("x")
         (reachable / name / "link").symlink_to("/proc/self/mounts")
-    assert digest_of_image(reachable / "a") == digest_of_image(reachable / "b") == prepared(reachable / "a").digest
+    assert digest_of_image(reachable / "a") == digest_of_image(reachable / "b") == prepare_image(reachable / "a").digest
     (reachable / "b" / "bin" / "sh").chmod(0o700)
     assert digest_of_image(reachable / "a") != digest_of_image(reachable / "b")
 
@@ -171,7 +171,7 @@ def test_an_image_is_built_once_with_its_folder_user_and_variables(
     (folder / "etc").mkdir()
     (folder / "etc" / "passwd").write_text(PASSWD)
     assert main(["images", str(spec)]) == 0
-    image = prepared(folder)
+    image = prepare_image(folder)
     try:
         assert main(["validate", "--images", str(spec)]) == 0
         assert "1 of 1 images are ready" in capsys.readouterr().out
@@ -202,5 +202,5 @@ def test_a_row_whose_image_may_not_be_read_is_told_and_the_others_go_on(
 
 def test_what_podman_has_to_fetch_is_no_path() -> None:
     with pytest.raises(UsageError, match="has not been fetched"):
-        prepared("podman:localhost/none:1")
+        prepare_image("podman:localhost/none:1")
     assert digest_of_image("podman:localhost/none:1") == "unreadable"

@@ -22,16 +22,16 @@ import pytest
 from rlenv._base.paths import remove, run_on
 from rlenv.cli.main import main
 from rlenv.runs.recorded import machines_of, recorded
-from rlenv.tools.workspace.images import content
+from rlenv.tools.workspace.images import read_in
 from rlenv.tools.workspace.layer import (
-    changes,
-    copied,
+    compare,
+    copy_kept,
+    copy_tree,
     duplicate,
     is_beyond,
-    kept_of,
-    packed_layer,
+    pack_layer,
     unlink_hidden,
-    unpacked,
+    unpack_layer,
     written_to,
 )
 from rlenv.tools.workspace.machine import RowTests
@@ -60,7 +60,7 @@ def test_what_an_episode_changed_is_listed(reachable: Path) -> None:  # noqa: F8
         assert [one["path"] for one in await untouched(workspace)] == []
         assert (await workspace.run(ACTS, 30)).code == 0
         at = [("/app", workspace.source or Path()), ("", workspace.image.folder)]
-        found = {one["path"]: one for one in changes(workspace.layer, at, shows=True)}
+        found = {one["path"]: one for one in compare(workspace.layer, at, shows=True)}
         kinds = {path.removeprefix("/app/"): one["kind"] for path, one in found.items()}
         assert kinds.pop("closed/x", "file") == "file"  # as another user nobody looks into it
         assert kinds.pop("closed") == ("other" if os.geteuid() else "folder")
@@ -76,7 +76,7 @@ def test_what_an_episode_changed_is_listed(reachable: Path) -> None:  # noqa: F8
 
     async def untouched(workspace: Workspace) -> Any:
         await workspace.run("ls", 30)
-        return await workspace.told("machine")
+        return await workspace.list_changes("machine")
 
     opened(reachable, work, **began(reachable))
 
@@ -96,7 +96,7 @@ def test_a_packed_layer_is_put_back_as_it_was(reachable: Path) -> None:  # noqa:
         await workspace.freeze()
         target = reachable / "again"
         target.mkdir()
-        unpacked(packed_layer(workspace.layer, MOST), target, MOST)
+        unpack_layer(pack_layer(workspace.layer, MOST), target, MOST)
         assert look(target) == look(workspace.layer)
         assert (target / "app" / "new").stat().st_ino == (target / "app" / "hard").stat().st_ino
 
@@ -135,13 +135,13 @@ def test_a_tar_that_leads_out_or_is_too_large_is_refused(tmp_path: Path, data: b
     (tmp_path / "inner" / "layer").mkdir(parents=True)
     (tmp_path / "outside").mkdir()
     with pytest.raises((OSError, ValueError, tarfile.TarError)):
-        unpacked(data, tmp_path / "inner" / "layer", 1_000)
+        unpack_layer(data, tmp_path / "inner" / "layer", 1_000)
     assert not list(tmp_path.rglob("out"))
 
 
 def test_a_tar_brings_no_devices(tmp_path: Path) -> None:
     disk = {"type": tarfile.BLKTYPE, "devmajor": 8, "devminor": 0}
-    unpacked(a_tar(("disk", b"", disk), ("a", b"x", {})), tmp_path, 1_000)
+    unpack_layer(a_tar(("disk", b"", disk), ("a", b"x", {})), tmp_path, 1_000)
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
@@ -154,11 +154,11 @@ def test_what_is_looked_at_is_bounded(tmp_path: Path) -> None:
     with open(layer / "sparse", "wb") as file:
         file.truncate(1 << 40)
     began = time.process_time()
-    found = changes(layer, [("", image)], shows=True)
+    found = compare(layer, [("", image)], shows=True)
     assert (len(found), found[-1]["kind"]) == (501, "more")
     assert next(one for one in found if one["path"] == "/sparse")["sha256"] == ""
     with pytest.raises(ValueError, match="too large"):
-        packed_layer(layer, MOST)
+        pack_layer(layer, MOST)
     assert time.process_time() - began < 5
 
 
@@ -174,7 +174,7 @@ def test_a_copy_is_of_the_same_files_and_of_so_many_folders_within_each_other(tm
     os.setxattr(app / "d", "user.overlay.opaque", b"y")
     (app / "d").chmod(0o2750)
     os.utime(app / "d", (1, 1))
-    copy = kept_of(tmp_path / "copy", ["/app"], tmp_path / "layer") / "app"
+    copy = copy_kept(tmp_path / "copy", ["/app"], tmp_path / "layer") / "app"
     for name in ("a", "link", "pipe"):
         assert os.lstat(copy / name).st_ino == os.lstat(app / name).st_ino
     of, was = os.lstat(copy / "d"), os.lstat(app / "d")
@@ -194,7 +194,7 @@ def test_nothing_is_scored_without_files_that_this_machine_could_not_copy(
         raise OSError(number, "not copied")
 
     with pytest.raises(OSError, match="not copied") if is_ours else contextlib.nullcontext():
-        copied(tmp_path / "app", tmp_path / "copy", fails)
+        copy_tree(tmp_path / "app", tmp_path / "copy", fails)
     assert [*(tmp_path / "copy").iterdir()] == []
 
 
@@ -204,8 +204,8 @@ def test_no_link_on_the_way_to_a_file_is_followed(tmp_path: Path) -> None:
     (tmp_path / "way").symlink_to("a")
     (tmp_path / "end").symlink_to("a/file")
     os.mkfifo(tmp_path / "pipe")
-    assert content(tmp_path, "a/file") == b"x"
-    assert [content(tmp_path, name) for name in ("way/file", "end", "pipe", "a", "none/x")] == [None] * 5
+    assert read_in(tmp_path, "a/file") == b"x"
+    assert [read_in(tmp_path, name) for name in ("way/file", "end", "pipe", "a", "none/x")] == [None] * 5
 
 
 def the_run(folder: Path, *options: str, then: str = "echo done", **keys: Any) -> Path:
@@ -294,7 +294,7 @@ def test_what_is_killed_half_way_is_done_again(tmp_path: Path, monkeypatch: pyte
     (layer / "app").mkdir(parents=True)
     (layer / "app" / "file").write_text("content")
     killed_at_first(tmp_path, monkeypatch, "rm", "cp")
-    assert (kept_of(target, ["/app"], layer) / "app" / "file").read_text() == "content"
+    assert (copy_kept(target, ["/app"], layer) / "app" / "file").read_text() == "content"
     remove(layer)
     assert not layer.exists()
 
@@ -303,7 +303,7 @@ def test_what_is_killed_half_way_is_done_again(tmp_path: Path, monkeypatch: pyte
 def test_what_the_policy_closes_is_seen_by_the_tests_all_the_same(reachable: Path, closed: str) -> None:  # noqa: F811
     async def work(workspace: Workspace) -> None:
         await workspace.run(f"echo x > /app/forbidden; chmod 000 /app/forbidden {closed}", 30)
-        verified = await workspace.tested(RowTests("test -s /app/forbidden", keep=("/app",)))
+        verified = await workspace.run_tests(RowTests("test -s /app/forbidden", keep=("/app",)))
         assert verified.ran.code == 0
 
     opened(reachable, work)
@@ -316,11 +316,11 @@ def test_what_is_excluded_is_not_kept_and_stays_in_the_layer(tmp_path: Path) -> 
     (tmp_path / "layer" / "app" / "l.o").symlink_to("a")
     out = ["/app/*.o", "/app/*/*.o", "/app/d/x"]
     for number, keep in enumerate((["/app"], ["/"])):
-        kept = kept_of(tmp_path / f"kept-{number}", keep, tmp_path / "layer", out)
+        kept = copy_kept(tmp_path / f"kept-{number}", keep, tmp_path / "layer", out)
         assert sorted(path.name for path in (kept / "app").rglob("*")) == ["a", "d"]
         assert (kept / "tmp" / "b.o").exists() == (keep == ["/"])
-    assert list(kept_of(tmp_path / "above", ["/app/d"], tmp_path / "layer", ["/app"]).iterdir()) == []
-    assert list(kept_of(tmp_path / "all", ["/"], tmp_path / "layer", ["*"]).iterdir()) == []
+    assert list(copy_kept(tmp_path / "above", ["/app/d"], tmp_path / "layer", ["/app"]).iterdir()) == []
+    assert list(copy_kept(tmp_path / "all", ["/"], tmp_path / "layer", ["*"]).iterdir()) == []
     assert (tmp_path / "layer" / "app" / "d" / "x" / "y").exists()
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from rlenv.tools.workspace.images import prepared
-from rlenv.tools.workspace.machine import WATCH_S, Machine, MachineFailed, Ran, pause_s
-from rlenv.tools.workspace.starters import MachineLimits, Start, own
+from rlenv.tools.workspace.images import prepare_image
+from rlenv.tools.workspace.machine import WATCH_S, CommandEnd, Machine, MachineFailed, pause_s
+from rlenv.tools.workspace.starters import MachineLimits, Start, chown
 from tests.support.machines import reachable  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.sandbox
@@ -31,10 +31,10 @@ def booted(folder: Path, work: Work, *, limits: MachineLimits | None = None) -> 
     layer, boot = folder / "layer", folder / "boot"
     for made in (layer, boot):
         made.mkdir()
-        own(made)
+        chown(made)
 
     async def main() -> None:
-        image = prepared(None)
+        image = prepare_image(None)
         limited = limits or MachineLimits()
         machine = Machine(Start(boot, [image.folder], layer, "/app", image.binds, {"WORD": "a b"}, limited), never)
         try:
@@ -89,18 +89,18 @@ def test_of_a_long_output_the_ends_are_kept(reachable: Path) -> None:  # noqa: F
 @pytest.mark.parametrize(
     ("command", "found"),
     [
-        ("sleep 1000", Ran(None, b"", 0, "late")),
-        ("echo a; sleep 1000 & wait", Ran(None, b"a\n", 0, "late")),
-        ("python3 -c 'while 1: pass'", Ran(None, b"", 0, "late")),
-        ("sh -c \"trap '' INT; while :; do sleep 1; done\"", Ran(None, b"", 0, "late")),
-        ("exit 3", Ran(None, b"", 0, "ended")),
-        ("kill -9 $$", Ran(None, b"", 0, "ended")),
-        ("exec true", Ran(None, b"", 0, "ended")),
-        ("exec >&-", Ran(None, b"", 0, "cut")),
-        ("trap '' INT; while :; do :; done", Ran(None, b"", 0, "cut")),
+        ("sleep 1000", CommandEnd(None, b"", 0, "late")),
+        ("echo a; sleep 1000 & wait", CommandEnd(None, b"a\n", 0, "late")),
+        ("python3 -c 'while 1: pass'", CommandEnd(None, b"", 0, "late")),
+        ("sh -c \"trap '' INT; while :; do sleep 1; done\"", CommandEnd(None, b"", 0, "late")),
+        ("exit 3", CommandEnd(None, b"", 0, "ended")),
+        ("kill -9 $$", CommandEnd(None, b"", 0, "ended")),
+        ("exec true", CommandEnd(None, b"", 0, "ended")),
+        ("exec >&-", CommandEnd(None, b"", 0, "cut")),
+        ("trap '' INT; while :; do :; done", CommandEnd(None, b"", 0, "cut")),
     ],
 )  # fmt: skip
-def test_a_command_that_gives_no_status_says_why(reachable: Path, command: str, found: Ran) -> None:  # noqa: F811
+def test_a_command_that_gives_no_status_says_why(reachable: Path, command: str, found: CommandEnd) -> None:  # noqa: F811
     async def work(machine: Machine) -> None:
         ran = await machine.run(command, 1)
         if ran.why == "late":  # a shell may write that something was killed
@@ -192,7 +192,7 @@ def test_a_machine_without_its_image_does_not_come_up(reachable: Path) -> None: 
     async def main() -> None:
         for name in ("layer", "boot"):
             (reachable / name).mkdir()
-            own(reachable / name)
+            chown(reachable / name)
         machine = Machine(Start(reachable / "boot", [reachable / "none"], reachable / "layer", "/app"), never)
         with pytest.raises(MachineFailed, match="did not come up") as failed:
             await machine.boot()

@@ -25,7 +25,7 @@ from rlenv.resources.base import ResourceContext
 from rlenv.runs.recorded import recorded
 from rlenv.tools.workspace.machine import MachineFailed
 from rlenv.tools.workspace.resource import Workspace
-from rlenv.tools.workspace.starters import groups, own, swept
+from rlenv.tools.workspace.starters import chown, list_cgroups, sweep_folders
 from tests.support.machines import (  # noqa: F401 - a fixture
     WAITS,
     assert_leaves_nothing,
@@ -227,7 +227,7 @@ def test_jobs_that_write_beyond_it_between_two_commands_are_stopped(reachable: P
                 await asyncio.sleep(0.05)
 
     opened(reachable, work, disk_mb=2)
-    assert groups(f"rlenv-machine-{os.getpid()}-*") == []  # who had begun to end it was cancelled
+    assert list_cgroups(f"rlenv-machine-{os.getpid()}-*") == []  # who had begun to end it was cancelled
 
 
 def test_a_policys_terminals_are_bounded_for_it_alone(reachable: Path) -> None:  # noqa: F811
@@ -357,10 +357,10 @@ def test_what_a_killed_process_left_is_removed_by_the_next(reachable: Path) -> N
     for folder in (left, again, others):
         (folder / "layer" / "closed").mkdir(parents=True)
         (folder / "layer" / "closed").chmod(0)
-        own(folder)
+        chown(folder)
 
     async def work(workspace: Workspace) -> None:
-        swept()
+        sweep_folders()
         assert (left.exists(), again.exists(), workspace.folder.exists()) == (False, False, True)
         assert others.exists()
 
@@ -514,10 +514,10 @@ def test_a_layer_that_cannot_be_copied_is_another_time(reachable: Path) -> None:
         names = [100] * (rest // 101 - 1) + [rest % 101 + 48, 51]
         deep = f"import os\nfor one in {names}: os.mkdir('d' * one); os.chdir('d' * one)"
         await workspace.run(f'{job}; python3 -c "{deep}"', 30)
-        await workspace.told("machine")
+        await workspace.list_changes("machine")
         assert (workspace.copies, children()) == (0, [])
         await workspace.run(f"{job}; rm -r d*", 30)
-        await workspace.told("machine")
+        await workspace.list_changes("machine")
         assert (workspace.copies, len(children())) == (1, 1)
 
     opened(reachable, work, live=True, cwd="/app")

@@ -21,7 +21,7 @@ from rlenv.language.requirements import Requirement
 from rlenv.resources.base import ResourceContext
 from rlenv.tools.workspace.machine import MachineFailed
 from rlenv.tools.workspace.resource import KIND, Workspace, WorkspaceSpec
-from rlenv.tools.workspace.starters import OUTSIDE_ROOT, check_sandbox, groups, needs, swept
+from rlenv.tools.workspace.starters import OUTSIDE_ROOT, check_sandbox, list_cgroups, needs, sweep_folders
 from tests.support.machines import assert_leaves_nothing, below, children, reachable  # noqa: F401 - a fixture
 
 SANDBOXES = ("bubblewrap", "runc", "runsc")
@@ -38,7 +38,7 @@ def opened(folder: Path, sandbox: str, work: Work, *, memory_mb: int = 512) -> N
             await work(workspace)
 
     asyncio.run(main())
-    assert (children(), groups(f"rlenv-machine-{os.getpid()}-*")) == ([], [])
+    assert (children(), list_cgroups(f"rlenv-machine-{os.getpid()}-*")) == ([], [])
 
 
 async def said(workspace: Workspace, command: str) -> str:
@@ -207,7 +207,7 @@ def test_several_processes_may_sweep_at_once(tmp_path: Path, monkeypatch: pytest
     for number in range(20):
         (tmp_path / f"rlenv-machine-{2**22 + 1}-0-{here}-{number}").mkdir()
     with ThreadPoolExecutor(4) as threads:
-        for sweep in [threads.submit(swept) for _ in range(4)]:
+        for sweep in [threads.submit(sweep_folders) for _ in range(4)]:
             sweep.result()
     assert list(tmp_path.iterdir()) == []
 
