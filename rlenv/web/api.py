@@ -25,8 +25,8 @@ from rlenv.runs.figures.steps import count_words, main_mode, recent_rows, series
 from rlenv.runs.figures.tools import asked, cut_turns, members, outcomes, over_steps, shown_of, spread, tool_figures
 from rlenv.runs.journal import loads, object_at
 from rlenv.runs.usage import spending_of_usage, spending_page
-from rlenv.web.episode import page, text_at, token_rows
-from rlenv.web.guard import BLOBS, READ_ONLY, SHELF, VERSION, Unconfirmed, answered, encoded, number, reading
+from rlenv.web.episode import episode_page, text_at, token_rows
+from rlenv.web.guard import BLOBS, READ_ONLY, SHELF, VERSION, Unconfirmed, encode_json, query_number, respond, with_run
 from rlenv.web.shelf import OpenRun
 
 _MOST_ROWS: Final = 500
@@ -40,46 +40,46 @@ def add_routes(app: web.Application) -> None:
     run = "/api/runs/{run}"
     app.add_routes(
         [
-            web.get("/api/config", _config),
-            web.get("/api/runs", _runs),
-            web.get("/api/compare", _compare),
-            web.get("/blob/{run}/{sha:[0-9a-f]{64}}", _blob),
-            web.get(run, _run),
-            web.get(f"{run}/series", _series),
-            web.get(f"{run}/tasks", _tasks),
-            web.get(f"{run}/episodes", _episodes),
-            web.get(f"{run}/e/{{id}}", _episode),
-            web.get(f"{run}/e/{{id}}/text", _text),
-            web.get(f"{run}/e/{{id}}/raw", _raw),
-            web.get(f"{run}/e/{{id}}/tokens", _tokens),
-            web.get(f"{run}/{{figures:{'|'.join(_OF_QUERY)}}}", _figures),
-            web.get(f"{run}/g/{{step}}/{{group}}", _group),
-            web.get(f"{run}/files", _files),
-            web.get(f"{run}/file", _file),
-            web.get(f"{run}/lock", _lock),
+            web.get("/api/config", _get_config),
+            web.get("/api/runs", _get_runs),
+            web.get("/api/compare", _get_comparison),
+            web.get("/blob/{run}/{sha:[0-9a-f]{64}}", _get_blob),
+            web.get(run, _get_run),
+            web.get(f"{run}/series", _get_series),
+            web.get(f"{run}/tasks", _get_tasks),
+            web.get(f"{run}/episodes", _get_episodes),
+            web.get(f"{run}/e/{{id}}", _get_episode),
+            web.get(f"{run}/e/{{id}}/text", _get_text),
+            web.get(f"{run}/e/{{id}}/raw", _get_raw),
+            web.get(f"{run}/e/{{id}}/tokens", _get_tokens),
+            web.get(f"{run}/{{figures:{'|'.join(_OF_QUERY)}}}", _get_figures),
+            web.get(f"{run}/g/{{step}}/{{group}}", _get_group),
+            web.get(f"{run}/files", _get_files),
+            web.get(f"{run}/file", _get_file),
+            web.get(f"{run}/lock", _get_lock),
         ]
     )
 
 
-async def _config(request: web.Request) -> web.Response:
+async def _get_config(request: web.Request) -> web.Response:
     shelf = request.app[SHELF]
     roots = [str(root) for root in shelf.roots]
     found = {"version": request.app[VERSION], "readOnly": request.app[READ_ONLY], "roots": roots}
     # Nothing is read for it: it waits for no thread, as a page shows nothing before it has come.
-    return web.Response(body=encoded(found), content_type="application/json")
+    return web.Response(body=encode_json(found), content_type="application/json")
 
 
-async def _runs(request: web.Request) -> web.Response:
+async def _get_runs(request: web.Request) -> web.Response:
     shelf = request.app[SHELF]
-    return await answered(lambda: {"runs": [shelf.line(key) for key in shelf.found()]})
+    return await respond(lambda: {"runs": [shelf.summary(key) for key in shelf.run_keys()]})
 
 
-async def _run(request: web.Request) -> web.Response:
+async def _get_run(request: web.Request) -> web.Response:
     shelf = request.app[SHELF]
-    return await reading(request, lambda run: {**shelf.line(run.key), **_about(run)})
+    return await with_run(request, lambda run: {**shelf.summary(run.key), **_run_facts(run)})
 
 
-def _about(run: OpenRun) -> dict[str, Any]:
+def _run_facts(run: OpenRun) -> dict[str, Any]:
     rows, info = run.rows(), run.info
     return {
         "version": rows.version,
@@ -93,22 +93,22 @@ def _about(run: OpenRun) -> dict[str, Any]:
         "failures": count_words(rows, "failure"),
         "fates": {name: count_words(rows, name) for name in ("fate", "why")},
         "attempts": list(info.attempts) if info else [],
-        "read": run.computed(("read",), reading_list),
+        "read": run.compute(("read",), reading_list),
     }
 
 
-async def _series(request: web.Request) -> web.Response:
-    since = number(request, "since", 0, most=_MOST) if "since" in request.query else None
+async def _get_series(request: web.Request) -> web.Response:
+    since = query_number(request, "since", 0, most=_MOST) if "since" in request.query else None
 
     def figures(run: OpenRun) -> dict[str, Any]:
         rows = run.rows()
-        steps, found = run.computed(("series", since), lambda rows: series(rows, since=since))
+        steps, found = run.compute(("series", since), lambda rows: series(rows, since=since))
         return {"version": rows.version, "steps": steps, "series": found}
 
-    return await reading(request, figures)
+    return await with_run(request, figures)
 
 
-async def _tasks(request: web.Request) -> web.Response:
+async def _get_tasks(request: web.Request) -> web.Response:
     """The outcomes of tasks, rewards and groups of tasks, of the rows that the run's one figure is of."""
 
     def figures(run: OpenRun) -> dict[str, Any]:
@@ -116,12 +116,12 @@ async def _tasks(request: web.Request) -> web.Response:
             places = np.nonzero(recent_rows(rows, main_mode(rows)))[0]
             return {**outcomes(rows, places), "rewards": scatter(rows, places)}
 
-        return {"version": run.rows().version, **run.computed(("tasks",), of), "groups": _groups(run.folder)}
+        return {"version": run.rows().version, **run.compute(("tasks",), of), "groups": _group_figures(run.folder)}
 
-    return await reading(request, figures)
+    return await with_run(request, figures)
 
 
-def _groups(folder: Path) -> dict[str, Any]:
+def _group_figures(folder: Path) -> dict[str, Any]:
     """The figures by the column that the split is reported by, as the run's summary has them."""
     groups = (object_at(folder / "summary.json", most=_MOST_SUMMARY) or {}).get("groups")
     if not isinstance(groups, dict):
@@ -130,10 +130,10 @@ def _groups(folder: Path) -> dict[str, Any]:
     return {name: {key: one.get(key) for key in _OF_GROUP} for name, one in known.items()}
 
 
-async def _episodes(request: web.Request) -> web.Response:
+async def _get_episodes(request: web.Request) -> web.Response:
     query, sort = request.query.get("q", ""), request.query.get("sort", "")
-    offset = number(request, "offset", 0, most=_MOST)
-    limit = number(request, "limit", 100, most=_MOST_ROWS)
+    offset = query_number(request, "offset", 0, most=_MOST)
+    limit = query_number(request, "limit", 100, most=_MOST_ROWS)
 
     def listed(run: OpenRun) -> dict[str, Any]:
         rows = run.rows()
@@ -145,38 +145,38 @@ async def _episodes(request: web.Request) -> web.Response:
             "rows": rows.rows(places[offset : offset + limit]),
         }
 
-    return await reading(request, listed)
+    return await with_run(request, listed)
 
 
-async def _episode(request: web.Request) -> web.Response:
+async def _get_episode(request: web.Request) -> web.Response:
     id, blobs = request.match_info["id"], request.app[BLOBS]
     query, sort = request.query.get("q", ""), request.query.get("sort", "")
-    return await reading(request, lambda run: page(run, id, blobs, query=query, sort=sort))
+    return await with_run(request, lambda run: episode_page(run, id, blobs, query=query, sort=sort))
 
 
-async def _text(request: web.Request) -> web.Response:
+async def _get_text(request: web.Request) -> web.Response:
     id, path = request.match_info["id"], request.query.get("path", "")
-    return await reading(request, lambda run: {"text": text_at(run.episodes.body(id).as_json(), path)})
+    return await with_run(request, lambda run: {"text": text_at(run.episodes.body(id).as_json(), path)})
 
 
-async def _tokens(request: web.Request) -> web.Response:
+async def _get_tokens(request: web.Request) -> web.Response:
     id = request.match_info["id"]
-    return await reading(request, lambda run: token_rows(run, id))
+    return await with_run(request, lambda run: token_rows(run, id))
 
 
-async def _raw(request: web.Request) -> web.Response:
+async def _get_raw(request: web.Request) -> web.Response:
     id = request.match_info["id"]
-    answer = await reading(request, lambda run: run.episodes.body(id).as_json())
+    answer = await with_run(request, lambda run: run.episodes.body(id).as_json())
     if answer.status == 200:
         name = "".join(letter for letter in id if letter.isascii() and (letter.isalnum() or letter in "-_"))
         answer.headers["Content-Disposition"] = f'attachment; filename="{name or "episode"}.json"'
     return answer
 
 
-async def _blob(request: web.Request) -> web.Response:
+async def _get_blob(request: web.Request) -> web.Response:
     blobs, sha = request.app[BLOBS], request.match_info["sha"]
     found: list[tuple[str, bytes]] = []
-    answer = await reading(request, lambda run: found.append(blobs.image(run, sha)))
+    answer = await with_run(request, lambda run: found.append(blobs.image(run, sha)))
     if not found:
         return answer
     mime, data = found[0]
@@ -192,20 +192,20 @@ _JUDGED: Final = 200
 _MOST_STEP: Final = 2**31 - 1
 
 
-async def _figures(request: web.Request) -> web.Response:
+async def _get_figures(request: web.Request) -> web.Response:
     """Figures over the rows that the request's query matches, kept for as long as the version is the same."""
     name, query = request.match_info["figures"], request.query.get("q", "")
 
     def kept(run: OpenRun) -> Any:
         places = run.places(query)
-        return run.computed((name, query), lambda rows: _OF_QUERY[name](run, places))
+        return run.compute((name, query), lambda rows: _OF_QUERY[name](run, places))
 
-    return await reading(request, kept)
+    return await with_run(request, kept)
 
 
-def _rewards(run: OpenRun, places: Any) -> dict[str, Any]:
+def _reward_figures(run: OpenRun, places: Any) -> dict[str, Any]:
     rows = run.rows()
-    judged = _judged(run, places)
+    judged = _judged_records(run, places)
     return {
         "terms": reward_figures.term_figures(rows, places),
         "terms_more": rows.terms_more,
@@ -219,12 +219,12 @@ def _rewards(run: OpenRun, places: Any) -> dict[str, Any]:
 _OF_QUERY: Final[Mapping[str, Callable[[OpenRun, Any], Any]]] = {
     "facets": lambda run, places: {"facets": facets(run.rows(), places)},
     "tools": lambda run, places: {"tools": tool_figures(run.rows(), places)},
-    "rewards": _rewards,
+    "rewards": _reward_figures,
     "spending": lambda run, places: spending_page(spending_of_usage(asked(run.rows(), places), prices=run.prices)),
 }
 
 
-def _judged(run: OpenRun, places: Any) -> list[tuple[str, Mapping[str, Any]]]:
+def _judged_records(run: OpenRun, places: Any) -> list[tuple[str, Mapping[str, Any]]]:
     """Records of some episodes with their titles, for what judges said; none where the first ones asked no judge."""
     rows = run.rows()
     kept = places[rows.numbers("has_body")[places] == 1]
@@ -240,7 +240,7 @@ def _judged(run: OpenRun, places: Any) -> list[tuple[str, Mapping[str, Any]]]:
     return found
 
 
-async def _group(request: web.Request) -> web.Response:
+async def _get_group(request: web.Request) -> web.Response:
     group = request.match_info["group"]
     step = request.match_info["step"]
 
@@ -264,10 +264,10 @@ async def _group(request: web.Request) -> web.Response:
             "over_steps": over_steps(rows, places),
         }
 
-    return await reading(request, shown)
+    return await with_run(request, shown)
 
 
-async def _compare(request: web.Request) -> web.Response:
+async def _get_comparison(request: web.Request) -> web.Response:
     a, b = request.query.get("a", ""), request.query.get("b", "")
     shelf = request.app[SHELF]
 
@@ -275,7 +275,7 @@ async def _compare(request: web.Request) -> web.Response:
         one, other = shelf.open(a), shelf.open(b)
         first, second = sorted((one, other), key=lambda run: run.key)
         with first.lock, second.lock:  # in one order, whoever asks
-            lock = _differences(one, other)
+            lock = _lock_differences(one, other)
             found = compare_runs(one.rows(), other.rows())
             if found["unlike"] and "anyway" not in request.query:
                 hint = "runs of one spec and the same rows are"
@@ -283,10 +283,10 @@ async def _compare(request: web.Request) -> web.Response:
             del found["tasks"]  # the pages show tasks, and of each some of its pairs
             return {"lock": lock, **found}
 
-    return await answered(both)
+    return await respond(both)
 
 
-def _differences(a: OpenRun, b: OpenRun) -> list[dict[str, Any]]:
+def _lock_differences(a: OpenRun, b: OpenRun) -> list[dict[str, Any]]:
     """The differences between the locks of two runs; one entry with the reason where a lock cannot be read."""
     hashes = {"a": current_lock(a), "b": current_lock(b)}
     if hashes["a"] == hashes["b"]:
@@ -308,18 +308,18 @@ _TAIL: Final = 64_000
 _LOCK_BYTES: Final = 8_000_000
 
 
-async def _files(request: web.Request) -> web.Response:
-    return await reading(
-        request, lambda run: {"files": [{"name": name, "size": size} for name, size in _listed(run).items()]}
+async def _get_files(request: web.Request) -> web.Response:
+    return await with_run(
+        request, lambda run: {"files": [{"name": name, "size": size} for name, size in _file_sizes(run).items()]}
     )
 
 
-async def _file(request: web.Request) -> web.Response:
+async def _get_file(request: web.Request) -> web.Response:
     name = request.query.get("name", "")
 
     def tail(run: OpenRun) -> dict[str, Any]:
         # Only a name of the list is opened, so that none leads out of the run's folder.
-        if name not in _listed(run):
+        if name not in _file_sizes(run):
             raise UsageError(f"the run has no file '{name[:200]}'")
         descriptor = os.open(run.folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
@@ -327,10 +327,10 @@ async def _file(request: web.Request) -> web.Response:
             file.seek(max(0, size - _TAIL))
             return {"text": file.read(_TAIL).decode(errors="replace"), "size": size}
 
-    return await reading(request, tail)
+    return await with_run(request, tail)
 
 
-def _listed(run: OpenRun) -> dict[str, int]:
+def _file_sizes(run: OpenRun) -> dict[str, int]:
     """The regular files of a run's folder with their sizes, parts left out; links are not followed."""
     if not run.path.is_dir():
         return {run.path.name: run.path.stat().st_size}
@@ -349,11 +349,11 @@ def _listed(run: OpenRun) -> dict[str, int]:
     return found
 
 
-async def _lock(request: web.Request) -> web.Response:
-    return await reading(request, lambda run: {"locks": _locks(run), "current": current_lock(run)})
+async def _get_lock(request: web.Request) -> web.Response:
+    return await with_run(request, lambda run: {"locks": _read_locks(run), "current": current_lock(run)})
 
 
-def _locks(run: OpenRun) -> dict[str, Any]:
+def _read_locks(run: OpenRun) -> dict[str, Any]:
     """The locks of a run, by the hashes that its rows name."""
     found: dict[str, Any] = {}
     folder = run.folder / "locks"

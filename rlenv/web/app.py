@@ -26,7 +26,7 @@ from rlenv.runs.folder import STOP
 from rlenv.runs.journal import object_at
 from rlenv.web.api import add_routes
 from rlenv.web.episode import ImageCache
-from rlenv.web.guard import BLOBS, NONCE, READ_ONLY, SHELF, VERSION, Guard, answered, encoded, refusal
+from rlenv.web.guard import BLOBS, NONCE, READ_ONLY, SHELF, VERSION, Guard, encode_json, refusal, respond
 from rlenv.web.shelf import OpenRun, Shelf
 
 _EACH_S: Final = 1.0
@@ -45,16 +45,16 @@ def add_live_routes(app: web.Application) -> None:
     run = "/api/runs/{run}"
     app[_THREADS] = ThreadPoolExecutor(_SEARCHERS, thread_name_prefix="rlenv-search")
     app.on_cleanup.append(_end_searches)
-    app.add_routes([web.get(f"{run}/events", _events), web.get(f"{run}/search", _search)])
+    app.add_routes([web.get(f"{run}/events", _stream_events), web.get(f"{run}/search", _stream_hits)])
     if not app[READ_ONLY]:
-        app.add_routes([web.post(f"{run}/stop", _stop)])
+        app.add_routes([web.post(f"{run}/stop", _stop_run)])
 
 
 async def _end_searches(app: web.Application) -> None:
     app[_THREADS].shutdown(wait=False, cancel_futures=True)
 
 
-async def _stop(request: web.Request) -> web.Response:
+async def _stop_run(request: web.Request) -> web.Response:
     """Leaves the word that a run looks for: it then ends as for Ctrl-C, on whatever host it is."""
     shelf, key = request.app[SHELF], request.match_info["run"]
 
@@ -66,13 +66,13 @@ async def _stop(request: web.Request) -> web.Response:
         os.close(os.open(path / STOP, flags, 0o644))
         return {"stopped": True}
 
-    return await answered(stop)
+    return await respond(stop)
 
 
 # Events
 
 
-async def _events(request: web.Request) -> web.StreamResponse:
+async def _stream_events(request: web.Request) -> web.StreamResponse:
     """Server-sent events (WHATWG HTML, 9.2): the state of a run, each second while something changed."""
     shelf, key = request.app[SHELF], request.match_info["run"]
     try:
@@ -84,7 +84,7 @@ async def _events(request: web.Request) -> web.StreamResponse:
     before, sent = b"", 0.0
     with contextlib.suppress(ConnectionResetError):
         while not _is_gone(request):
-            state = encoded(await asyncio.to_thread(state_of, run))
+            state = encode_json(await asyncio.to_thread(state_of, run))
             now = time.monotonic()
             if state != before:
                 await answer.write(b"data: " + state + b"\n\n")
@@ -111,11 +111,11 @@ def state_of(run: OpenRun) -> dict[str, Any]:
             "rows": len(rows),
             "step": int(steps.max()) if len(steps) else 0,
             "state": run.info.state if run.info else "ended",
-            "waits": _waits(run),
+            "waits": _read_waits(run),
         }
 
 
-def _waits(run: OpenRun) -> list[dict[str, Any]]:
+def _read_waits(run: OpenRun) -> list[dict[str, Any]]:
     """The waits of a run's writers, from `watch/WRITER.json`; old ones are left out."""
     found: list[dict[str, Any]] = []
     for path in sorted((run.folder / "watch").glob("*.json")):
@@ -132,7 +132,7 @@ def _waits(run: OpenRun) -> list[dict[str, Any]]:
 # Search
 
 
-async def _search(request: web.Request) -> web.StreamResponse:
+async def _stream_hits(request: web.Request) -> web.StreamResponse:
     """Hits as lines of JSON, as they are found; `where` (a query) says which episodes are looked through."""
     text, query = request.query.get("q", ""), request.query.get("where", "")
     shelf, key = request.app[SHELF], request.match_info["run"]
@@ -145,13 +145,13 @@ async def _search(request: web.Request) -> web.StreamResponse:
             ids = None
             if query:
                 ids = rows.table["id"].take(parse(query).places(rows)).to_pylist()
-        found = search_records(_locked(run, ids), text)
+        found = search_records(_read_records(run, ids), text)
         first = next(found, None)
         begun.append(chain(() if first is None else [first], found))
         return {}
 
     threads = request.app[_THREADS]
-    told = await answered(begin, threads=threads)
+    told = await respond(begin, threads=threads)
     if not begun:
         return told
     answer = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", "X-Accel-Buffering": "no"})
@@ -159,17 +159,17 @@ async def _search(request: web.Request) -> web.StreamResponse:
     count, seen, is_whole = 0, 0, False
     with contextlib.suppress(ConnectionResetError):
         while not is_whole and count < _MOST_HITS and not _is_gone(request):
-            hits, looked, is_whole = await asyncio.get_running_loop().run_in_executor(threads, _some, begun[0])
+            hits, looked, is_whole = await asyncio.get_running_loop().run_in_executor(threads, _next_hits, begun[0])
             seen += looked
             is_whole = is_whole and len(hits) <= _MOST_HITS - count
             hits = hits[: _MOST_HITS - count]
             count += len(hits)
-            await answer.write(b"".join(encoded(dataclasses.asdict(hit)) + b"\n" for hit in hits))
-        await answer.write(encoded({"done": True, "episodes": seen, "hits": count, "whole": is_whole}) + b"\n")
+            await answer.write(b"".join(encode_json(dataclasses.asdict(hit)) + b"\n" for hit in hits))
+        await answer.write(encode_json({"done": True, "episodes": seen, "hits": count, "whole": is_whole}) + b"\n")
     return answer
 
 
-def _locked(run: OpenRun, ids: list[str] | None) -> Iterator[tuple[str, bytes]]:
+def _read_records(run: OpenRun, ids: list[str] | None) -> Iterator[tuple[str, bytes]]:
     """The records of a run, each read alone with it: a search must not keep the rest of the viewer waiting."""
     records = run.episodes.records(ids)
     while True:
@@ -180,7 +180,7 @@ def _locked(run: OpenRun, ids: list[str] | None) -> Iterator[tuple[str, bytes]]:
         yield one
 
 
-def _some(found: Iterator[list[Hit]]) -> tuple[list[Hit], int, bool]:
+def _next_hits(found: Iterator[list[Hit]]) -> tuple[list[Hit], int, bool]:
     """The hits of a tenth of a second, how many episodes were looked through, and whether those were all."""
     hits: list[Hit] = []
     end, looked = time.monotonic() + _BATCH_S, 0
@@ -224,11 +224,11 @@ def application(
 
         app[workbench.ROOTS] = tuple(root for root in app[SHELF].roots if root.is_dir())
         workbench.add_routes(app)
-    app.add_routes([web.get("/{path:.*}", _page(dist))])
+    app.add_routes([web.get("/{path:.*}", _page_handler(dist))])
     return app
 
 
-def _page(dist: Path) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+def _page_handler(dist: Path) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     """The front end's files, read once; every other path is the page itself, which reads it."""
     files = {path.relative_to(dist).as_posix(): path for path in sorted(dist.rglob("*")) if path.is_file()}
 

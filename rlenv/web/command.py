@@ -95,15 +95,15 @@ class ViewCommand(WithPrices):
     def execute(self) -> int:
         """Shows episodes in the terminal, or serves until SIGINT or SIGTERM comes; exit code 2 where it cannot."""
         is_file = len(self.runs) == 1 and not Path(self.runs[0]).is_dir()
-        is_web = self.web or not (self.text or is_file or _given(self, _TEXT))
-        if other := _given(self, _TEXT if is_web else _WEB):
+        is_web = self.web or not (self.text or is_file or _given_options(self, _TEXT))
+        if other := _given_options(self, _TEXT if is_web else _WEB):
             where, hint = ("terminal", "leave --web out") if is_web else ("browser", "add --web, or leave it out")
             raise UsageError(f"{other[0]} is for the {where}", hint=hint)
-        if self.ids and (other := _given(self, _PICK)):
+        if self.ids and (other := _given_options(self, _PICK)):
             raise UsageError(
                 f"{other[0]} picks episodes, and {self.ids[0]} is named already", hint="leave one of them out"
             )
-        if self.line is not None and (other := _given(self, ("sort", "n"))):
+        if self.line is not None and (other := _given_options(self, ("sort", "n"))):
             raise UsageError(f"{other[0]} is for a list, and --line is one episode", hint="leave one of them out")
         if is_web:
             return _serve(self)
@@ -111,7 +111,7 @@ class ViewCommand(WithPrices):
         return show(self)
 
 
-def _given(args: ViewCommand, names: Iterable[str]) -> list[str]:
+def _given_options(args: ViewCommand, names: Iterable[str]) -> list[str]:
     """Of some options those that were given."""
     given = [name for name in names if (value := getattr(args, name)) or (value == 0 and value is not False)]
     return ["-n" if name == "n" else f"--{name.replace('_', '-')}" for name in given]
@@ -136,14 +136,14 @@ def _serve(args: ViewCommand) -> int:
     if missing := [root for root in roots if not root.exists()]:
         raise UsageError(f"there is no run at {missing[0]}")
     shelf = Shelf(roots, prices=as_prices(args.prices))
-    found = shelf.found()
+    found = shelf.run_keys()
     if not found and args.read_only:
         raise UsageError(f"there is no run below {', '.join(map(str, roots))}", hint="`rlenv eval … -o RUN` makes one")
-    if len(found) != 1 and (other := args.ids or _given(args, _PICK)):
+    if len(found) != 1 and (other := args.ids or _given_options(args, _PICK)):
         raise UsageError(f"{other[0]} is of one run, and there are {len(found)}", hint="name the run")
     if len(found) == 1:
         # Its rows are read while the server is made: both take a second where there are a million of them.
-        threading.Thread(target=_warm, args=(shelf, found[0]), name="rlenv-warm", daemon=True).start()
+        threading.Thread(target=_warm_up, args=(shelf, found[0]), name="rlenv-warm", daemon=True).start()
     from rlenv.hosts.workers import serve
     from rlenv.web.app import application
     from rlenv.web.guard import Guard
@@ -156,20 +156,20 @@ def _serve(args: ViewCommand) -> int:
         )
         write_error(f"{said}address that others call it by\n")
     own = () if host in (*_ANY, *_LOOPBACK) else (host,)
-    guard = Guard(hosts=tuple(_in_url(name.lower()) for name in (*own, *args.allow_host)))
+    guard = Guard(hosts=tuple(_url_host(name.lower()) for name in (*own, *args.allow_host)))
     app = application(shelf, guard=guard, read_only=args.read_only)
-    bound = _bound(host, wanted)
-    ready = partial(_ready, guard, _first_page(args, found), not args.no_open, *bound.getsockname()[:2])
+    bound = _bind_port(host, wanted)
+    ready = partial(_announce, guard, _first_page(args, found), not args.no_open, *bound.getsockname()[:2])
     asyncio.run(serve(app, bound, on_ready=ready))
     return 0
 
 
-def _in_url(host: str) -> str:
+def _url_host(host: str) -> str:
     """A name or an address as requests name it."""
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
-def _warm(shelf: Shelf, key: str) -> None:
+def _warm_up(shelf: Shelf, key: str) -> None:
     with contextlib.suppress(UsageError, OSError):  # told to whoever asks for the run
         run = shelf.open(key)
         with run.lock:
@@ -189,7 +189,7 @@ def _first_page(args: ViewCommand, keys: list[str]) -> str:
     return run
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _bind_port(host: str, port: int) -> socket.socket:
     """What listens at the port, or at the next of a few that is free: a second viewer beside the first is no mistake.
 
     Raises UsageError: the address is not this machine's, or none is free.
@@ -205,9 +205,9 @@ def _bound(host: str, port: int) -> socket.socket:
     raise refused[0]
 
 
-def _ready(guard: Guard, place: str, is_opened: bool, host: str, port: int) -> None:
+def _announce(guard: Guard, place: str, is_opened: bool, host: str, port: int) -> None:
     """Says where the viewer is, and opens it."""
-    shown = "127.0.0.1" if host in _ANY else _in_url(host)
+    shown = "127.0.0.1" if host in _ANY else _url_host(host)
     base = f"http://{shown}:{port}{place}{'&' if '?' in place else '?'}token="
     write(f"{base}{guard.token}\n")
     sys.stdout.flush()
@@ -232,14 +232,14 @@ def show(args: ViewCommand) -> int:
         raise UsageError("the terminal shows one run at a time", hint="leave --text out to open them in the browser")
     name = names[0] if names else "."
     try:
-        shown, count = _by_columns(args, name, ids)
+        shown, count = _select_rows(args, name, ids)
     except MissingExtra:
         if args.where or args.sort:
             raise
-        shown, count = _one_by_one(args, name, ids)
+        shown, count = _select_records(args, name, ids)
     console = Console(highlight=False)
     for title, trajectory, expected in shown:
-        console.print(_episode(title, trajectory, expected, most=None if args.full else 1500))
+        console.print(_render(title, trajectory, expected, most=None if args.full else 1500))
     more = "" if len(shown) == count else "; -n shows more"
     console.print(f"{len(shown)} of {count} episodes{more}" if count else "no episode is as asked")
     return 0 if count else 1
@@ -249,21 +249,21 @@ _Shown = list[tuple[str, Trajectory, Mapping[str, str]]]
 """What is shown: each episode with its line, its id where it has one, and what its rules expected."""
 
 
-def _by_columns(args: ViewCommand, name: str, ids: Sequence[str]) -> tuple[_Shown, int]:
+def _select_rows(args: ViewCommand, name: str, ids: Sequence[str]) -> tuple[_Shown, int]:
     """The episodes to show, and how many there are as asked."""
-    source = _opened(name)
+    source = _open_episodes(name)
     rows = Snapshot(source)
-    lines = _lines(rows, is_file=source.run.is_file())
-    matching = parse(_query(args)).mask(rows)
+    lines = _numbered_rows(rows, is_file=source.run.is_file())
+    matching = parse(_build_query(args)).mask(rows)
     places = order_places(rows, lines[matching[lines]], args.sort)
     if args.line is not None:
         _check_line(args.line, len(lines), source.run)
         places = places[places == lines[args.line - 1]]
     if ids:
-        places = np.asarray([_place(rows, id, source.run) for id in ids])
+        places = np.asarray([_place_of(rows, id, source.run) for id in ids])
     number = {int(place): line for line, place in enumerate(lines, 1)}
     shown: _Shown = []
-    for place in places[: _most(args, ids)].tolist():
+    for place in places[: _most_shown(args, ids)].tolist():
         id = rows.table["id"][place].as_py()
         line = f"line {number[place]}" if place in number else "without a body"
         title = line if source.run.is_file() else f"{line} · {id}"
@@ -272,7 +272,7 @@ def _by_columns(args: ViewCommand, name: str, ids: Sequence[str]) -> tuple[_Show
     return shown, len(places)
 
 
-def _one_by_one(args: ViewCommand, name: str, ids: Sequence[str]) -> tuple[_Shown, int]:
+def _select_records(args: ViewCommand, name: str, ids: Sequence[str]) -> tuple[_Shown, int]:
     """The same without pyarrow, of files and of runs that are still journals: every episode is read."""
     found = [(line, id, one) for line, (id, one) in enumerate(episodes_with_ids(name), 1)]
     if args.line is not None:
@@ -291,12 +291,12 @@ def _one_by_one(args: ViewCommand, name: str, ids: Sequence[str]) -> tuple[_Show
     lock = info.lock if info else ""
     shown: _Shown = [
         (f"line {line} · {id}" if id else f"line {line}", one, expected_of(Path(name), lock, one.task))
-        for line, id, one in found[: _most(args, ids)]
+        for line, id, one in found[: _most_shown(args, ids)]
     ]
     return shown, len(found)
 
 
-def _most(args: ViewCommand, ids: Sequence[str]) -> int:
+def _most_shown(args: ViewCommand, ids: Sequence[str]) -> int:
     return len(ids) or (_SHOWN if args.n is None else args.n)
 
 
@@ -305,25 +305,25 @@ def _check_line(line: int, count: int, run: Path) -> None:
         raise UsageError(f"{run} has lines 1 to {count}, not {line}")
 
 
-def _lines(rows: Snapshot, *, is_file: bool) -> NDArray[np.int64]:
+def _numbered_rows(rows: Snapshot, *, is_file: bool) -> NDArray[np.int64]:
     """The rows whose bodies were kept, in the order in which other commands number them."""
     places = np.nonzero(rows.numbers("has_body") == 1)[0]
     return order_places(rows, places, "" if is_file else "step,mode,split,task,sample,seed")
 
 
-def _place(rows: Snapshot, id: str, run: Path) -> int:
+def _place_of(rows: Snapshot, id: str, run: Path) -> int:
     place = rows.place(id)
     if place is None:
         raise UsageError(f"'{id}' is no episode of {run}")
     return place
 
 
-def _query(args: ViewCommand) -> str:
+def _build_query(args: ViewCommand) -> str:
     parts = [args.where or "", "invalid:true" if args.failed else "", "success:false" if args.wrong else ""]
     return " ".join(part for part in parts if part)
 
 
-def _opened(name: str) -> Episodes:
+def _open_episodes(name: str) -> Episodes:
     found = reader_of(name)
     if isinstance(found, LinesReader):
         if found.unread_bytes:
@@ -333,38 +333,38 @@ def _opened(name: str) -> Episodes:
     return found
 
 
-def _episode(name: str, trajectory: Trajectory, expected: Mapping[str, str], *, most: int | None) -> RenderableType:
+def _render(name: str, trajectory: Trajectory, expected: Mapping[str, str], *, most: int | None) -> RenderableType:
     told = trajectory.messages
-    parts: list[RenderableType] = [_box(one.content, title=one.role, style="dim", most=most) for one in told]
+    parts: list[RenderableType] = [_render_box(one.content, title=one.role, style="dim", most=most) for one in told]
     for turn in trajectory.turns:
-        parts += _turn(turn, most=most)
-    parts.append(_end(trajectory, expected))
+        parts += _render_turn(turn, most=most)
+    parts.append(_render_end(trajectory, expected))
     title = f"{trajectory.environment} · {trajectory.split}/{trajectory.task_index} · {name}"
     return Panel(Group(*parts), title=escape(title), title_align="left")
 
 
-def _turn(turn: Turn, *, most: int | None) -> Iterator[RenderableType]:
+def _render_turn(turn: Turn, *, most: int | None) -> Iterator[RenderableType]:
     title = f"turn {turn.index + 1}" + (f", {turn.calls_malformed} malformed" if turn.calls_malformed else "")
     title += ", cut at its limit of tokens" if turn.was_cut else ""
-    yield _box(turn.action, title=title, style="cyan", most=most)
+    yield _render_box(turn.action, title=title, style="cyan", most=most)
     calls = list(turn.parsed.calls)
     for index, result in enumerate(turn.results):
         call = calls[index] if index < len(calls) else None
         arguments = json.dumps(call.arguments, ensure_ascii=False) if isinstance(call, ToolCall) else ""
         head = f"{result.name} · {result.outcome} · {result.seconds * 1000:.1f} ms · {arguments}"
         style = "green" if result.outcome == "ok" else "red"
-        yield _box(result.text, title=cut_end(head, 120), style=style, most=most)
+        yield _render_box(result.text, title=cut_end(head, 120), style=style, most=most)
     if turn.observation is not None and not turn.results:
         text = "\n".join(message.content for message in turn.observation.messages)
-        yield _box(text, title="observation", style="yellow", most=most)
+        yield _render_box(text, title="observation", style="yellow", most=most)
 
 
-def _box(text: str, *, title: str, style: str, most: int | None) -> Panel:
+def _render_box(text: str, *, title: str, style: str, most: int | None) -> Panel:
     shown = Text(text if most is None else cut_end(text, most))
     return Panel(shown, title=escape(title), title_align="left", border_style=style)
 
 
-def _end(trajectory: Trajectory, expected: Mapping[str, str]) -> Table:
+def _render_end(trajectory: Trajectory, expected: Mapping[str, str]) -> Table:
     how = "terminated" if trajectory.terminated else "truncated"
     title = escape(f"{how}: {trajectory.reason}")
     table = Table("term", "value", "", title=title, title_justify="left", show_header=False)

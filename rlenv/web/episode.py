@@ -48,15 +48,15 @@ class ImageCache:
 
     def name(self, run: str, id: str, path: str, image: Mapping[str, Any]) -> dict[str, str]:
         """The value in the image's place: its media type and its name."""
-        data = _decoded(image)
+        data = _decode_image(image)
         sha = hashlib.sha256(data).hexdigest()
         self._places[run, sha] = (id, path)
-        self._hold(sha, data)
+        self._hold_image(sha, data)
         while len(self._places) > _NAMED:
             self._places.popitem(last=False)
         return {"mime": str(image.get("mime", ""))[:100], "sha": sha}
 
-    def _hold(self, sha: str, data: bytes) -> None:
+    def _hold_image(self, sha: str, data: bytes) -> None:
         self._held[sha] = data
         while len(self._held) > _BLOBS or sum(map(len, self._held.values())) > _BLOB_BYTES:
             self._held.popitem(last=False)
@@ -72,10 +72,10 @@ class ImageCache:
             raise UsageError("no such image was looked at", hint="open its episode first")
         data = self._held.get(sha)
         if data is None:
-            data = _decoded(_at(run.episodes.body(place[0]).as_json(), place[1]))
+            data = _decode_image(_value_at(run.episodes.body(place[0]).as_json(), place[1]))
             if hashlib.sha256(data).hexdigest() != sha:
                 raise UsageError("the image is not there any more")
-            self._hold(sha, data)
+            self._hold_image(sha, data)
         found = bare_image(data)
         if found is None:
             raise UsageError("it is no PNG, JPEG, WebP or GIF")
@@ -85,14 +85,14 @@ class ImageCache:
         return _MIMES[found.form], found.data
 
 
-def _decoded(image: Mapping[str, Any]) -> bytes:
+def _decode_image(image: Mapping[str, Any]) -> bytes:
     try:
         return base64.b64decode(image["base64"], validate=True)
     except (binascii.Error, ValueError, TypeError):
         return b""
 
 
-def _at(value: Any, path: str) -> Any:
+def _value_at(value: Any, path: str) -> Any:
     """The value at a dotted path. Raises UsageError: nothing does."""
     for part in path.split(".") if path else ():
         with told_as(UsageError, f"the record has nothing at '{path[:200]}'", LookupError, ValueError, TypeError):
@@ -106,18 +106,18 @@ def text_at(record: Any, path: str) -> str:
     Raises:
         UsageError: there is none at the path.
     """
-    found = _at(record, path)
+    found = _value_at(record, path)
     if not isinstance(found, str):
         raise UsageError(f"'{path[:200]}' is no text of the record", hint="such as turns.3.results.0.text")
     return found
 
 
-def shown(run: OpenRun, id: str, record: Any, blobs: ImageCache) -> tuple[Any, dict[str, int]]:
+def show_record(run: OpenRun, id: str, record: Any, blobs: ImageCache) -> tuple[Any, dict[str, int]]:
     """A record for a page: images as `{"mime", "sha"}`, long texts cut and "…" behind them; and by the path of each
     text that is cut how many characters are left out."""
     cuts: dict[str, int] = {}
 
-    def seen(value: Any, path: str) -> Any:
+    def shorten(value: Any, path: str) -> Any:
         if isinstance(value, str):
             if len(value) <= CUT_CHARS:
                 return value
@@ -127,15 +127,15 @@ def shown(run: OpenRun, id: str, record: Any, blobs: ImageCache) -> tuple[Any, d
             if isinstance(value.get("base64"), str) and "mime" in value:
                 return blobs.name(run.key, id, path, value)
             below = path + "." if path else ""
-            return {key: seen(item, f"{below}{key.replace('.', '~1')}") for key, item in value.items()}
+            return {key: shorten(item, f"{below}{key.replace('.', '~1')}") for key, item in value.items()}
         if isinstance(value, list):
             if len(value) > CUT_CHARS:
                 cuts[path] = len(value) - CUT_CHARS
                 value = value[:CUT_CHARS]
-            return [seen(item, f"{path}.{index}") for index, item in enumerate(value)]
+            return [shorten(item, f"{path}.{index}") for index, item in enumerate(value)]
         return value
 
-    return seen(record, ""), cuts
+    return shorten(record, ""), cuts
 
 
 def evidence_places(record: Mapping[str, Any]) -> dict[str, list[dict[str, int]] | None]:
@@ -196,11 +196,11 @@ def _open_nested(body: Body, whole: Any) -> list[str]:
     except UsageError:
         return []
     for path, inside in found.items():
-        _at(whole, path)["details"]["trajectory"] = plain(inside)
+        _value_at(whole, path)["details"]["trajectory"] = plain(inside)
     return list(found)
 
 
-def page(run: OpenRun, id: str, blobs: ImageCache, *, query: str = "", sort: str = "") -> dict[str, Any]:
+def episode_page(run: OpenRun, id: str, blobs: ImageCache, *, query: str = "", sort: str = "") -> dict[str, Any]:
     """All that the page of one episode shows; its neighbours are those of the list with this query and order.
 
     Raises:
@@ -223,7 +223,7 @@ def page(run: OpenRun, id: str, blobs: ImageCache, *, query: str = "", sort: str
         inside = _open_nested(body, whole)
         where = evidence_places(whole)
         expected = expected_of(run.folder, row["lock"], whole["task"])
-        record, cuts = shown(run, id, whole, blobs)
+        record, cuts = show_record(run, id, whole, blobs)
     except UsageError as error:
         missing = str(error)
     late = {name: row.get(name) for name in ("fate", "why", "advantage", "staleness")}
@@ -237,14 +237,14 @@ def page(run: OpenRun, id: str, blobs: ImageCache, *, query: str = "", sort: str
         "nested": inside,
         "late": late,
         "neighbours": _neighbours(run, place, query, sort),
-        "group": _group(rows, place, row),
+        "group": _group_figures(rows, place, row),
         "calls": rows.calls_of(id),
         "spending": words(spending_of_usage(asked_in([{"usage": rows.usage_of(id)}]), prices=run.prices)),
         "lock": row["lock"],
     }
 
 
-def _group(rows: Snapshot, place: int, row: Mapping[str, Any]) -> dict[str, Any]:
+def _group_figures(rows: Snapshot, place: int, row: Mapping[str, Any]) -> dict[str, Any]:
     """The group of an episode: how many it has, and the ids of those next to it by reward, its own among them."""
     group = group_of(row)
     places = members(rows, row["step"], group)
@@ -285,11 +285,11 @@ def token_rows(run: OpenRun, id: str) -> dict[str, Any]:
     pieces = _pieces_of(run)
     place = run.rows().place(id)
     advantage = None if place is None else run.rows().table["advantage"][place].as_py()
-    rows = [_row(row, pieces) for row in body.tokens]
+    rows = [_token_row(row, pieces) for row in body.tokens]
     return {"rows": rows, "advantage": advantage, "tokenizer": pieces is not None}
 
 
-def _row(row: Tokens, pieces: Pieces | None) -> dict[str, Any]:
+def _token_row(row: Tokens, pieces: Pieces | None) -> dict[str, Any]:
     prompt, ids = [int(one) for one in row.prompt_ids], [int(one) for one in row.ids]
     whole = prompt + ids
     mask = "".join("1" if one else "0" for one in row.mask)
@@ -329,14 +329,14 @@ def _pieces_of(run: OpenRun) -> Pieces | None:
     # The run's own copy comes last: `run.json` names it where it was made, and the folder may have been moved since.
     for place in (*named, str(run.folder / _OWN)):
         if isinstance(place, str) and place and Path(place).exists():  # a name alone would be asked for at its hub
-            found = _loaded(place)
+            found = _load_pieces(place)
             if found is not None:
                 return found
     return None
 
 
 @lru_cache(maxsize=4)
-def _loaded(place: str) -> Pieces | None:
+def _load_pieces(place: str) -> Pieces | None:
     from rlenv.tokens.bound import load_tokenizer
 
     try:

@@ -83,9 +83,9 @@ class Guard:
         """The middleware of the `aiohttp` application."""
 
         @web.middleware
-        async def guarded(request: web.Request, handler: _Handler) -> web.StreamResponse:
+        async def guard_request(request: web.Request, handler: _Handler) -> web.StreamResponse:
             NONCE.set(secrets.token_urlsafe(16))
-            refused = self._entered(request) or self._refused(request)
+            refused = self._let_in(request) or self._check_request(request)
             try:
                 answer = await handler(request) if refused is None else refused
             except web.HTTPException as error:
@@ -93,21 +93,21 @@ class Guard:
                     raise
                 answer = refusal(error.status, f"{error.reason}: {request.method} {request.path}")
             if not answer.prepared:
-                self._marked(answer)
+                self._set_headers(answer)
             return answer
 
-        return guarded
+        return guard_request
 
-    def _marked(self, answer: web.StreamResponse) -> None:
+    def _set_headers(self, answer: web.StreamResponse) -> None:
         for name, value in {**_HEADERS, "Content-Security-Policy": CSP.format(nonce=NONCE.get())}.items():
             answer.headers.setdefault(name, value)
         answer.headers.setdefault("Cache-Control", "no-store")
 
     async def mark(self, request: web.Request, answer: web.StreamResponse) -> None:
         """For `on_response_prepare`: answers that are streamed are prepared before they come back here."""
-        self._marked(answer)
+        self._set_headers(answer)
 
-    def _entered(self, request: web.Request) -> web.Response | None:
+    def _let_in(self, request: web.Request) -> web.Response | None:
         """The way in: the printed link gives the cookie and leads on without the token."""
         given = request.query.get("token")
         if given is None or request.method != "GET" or not self._is_meant(request):
@@ -121,10 +121,10 @@ class Guard:
         # A path of two slashes would be another host's, and browsers take a backslash for one.
         place = "/" + request.rel_url.raw_path.lstrip("/\\") + (f"?{rest}" if rest else "")
         answer = web.Response(status=303, headers={"Location": place})
-        answer.set_cookie(_cookie(request), self._session, httponly=True, samesite="Strict", path="/")
+        answer.set_cookie(_cookie_name(request), self._session, httponly=True, samesite="Strict", path="/")
         return answer
 
-    def _refused(self, request: web.Request) -> web.Response | None:
+    def _check_request(self, request: web.Request) -> web.Response | None:
         """The refusal of a request, None where it is allowed."""
         if not self._is_meant(request):
             hint = "name it with --allow-host if it is meant"
@@ -135,7 +135,7 @@ class Guard:
                 return refusal(403, "a page of another origin may not ask for this")
             if request.method not in _READS and (origin is None or request.headers.get("X-Rlenv") != "1"):
                 return refusal(403, "a change needs the header X-Rlenv: 1 and the Origin of the viewer's page")
-        given = request.cookies.get(_cookie(request), "")
+        given = request.cookies.get(_cookie_name(request), "")
         if not is_same(given, self._session):
             return refusal(401, "open the link that `rlenv view` printed: it holds the token that this page needs")
         return None
@@ -145,7 +145,7 @@ class Guard:
         return found is not None and found[1] in (*_LOOPBACK, *self.hosts)
 
 
-def _cookie(request: web.Request) -> str:
+def _cookie_name(request: web.Request) -> str:
     """Cookies are not kept apart by port: another viewer of the same host has its own.
 
     Its name has the machine's too: viewers of two machines are both localhost's where their ports are forwarded.
@@ -165,7 +165,7 @@ class Unconfirmed(UsageError):
     """The request is refused until the caller confirms it."""
 
 
-def encoded(value: Any) -> bytes:
+def encode_json(value: Any) -> bytes:
     """JSON in UTF-8; what UTF-8 cannot hold becomes U+FFFD, and numbers that are not finite null."""
     options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
     try:
@@ -174,14 +174,14 @@ def encoded(value: Any) -> bytes:
         return orjson.dumps(sendable(value))
 
 
-async def answered(of: Callable[[], Any], *, threads: Executor | None = None) -> web.Response:
+async def respond(of: Callable[[], Any], *, threads: Executor | None = None) -> web.Response:
     """The answer that a function computes, in a thread; what it refuses is told with its place.
 
     Args:
         threads: whose thread it is; one of those that all answers share otherwise.
     """
     try:
-        body = await asyncio.get_running_loop().run_in_executor(threads, lambda: encoded(of()))
+        body = await asyncio.get_running_loop().run_in_executor(threads, lambda: encode_json(of()))
     except QueryFault as fault:
         return refusal(400, str(fault), column=fault.column)
     except Unconfirmed as error:
@@ -193,7 +193,7 @@ async def answered(of: Callable[[], Any], *, threads: Executor | None = None) ->
     return web.Response(body=body, content_type="application/json")
 
 
-async def reading(request: web.Request, of: Callable[[OpenRun], Any]) -> web.Response:
+async def with_run(request: web.Request, of: Callable[[OpenRun], Any]) -> web.Response:
     """The answer that a function computes of the run which the request names, alone with it."""
 
     def work() -> Any:
@@ -201,10 +201,10 @@ async def reading(request: web.Request, of: Callable[[OpenRun], Any]) -> web.Res
         with run.lock:
             return of(run)
 
-    return await answered(work)
+    return await respond(work)
 
 
-def number(request: web.Request, name: str, default: int, *, most: int) -> int:
+def query_number(request: web.Request, name: str, default: int, *, most: int) -> int:
     """A number of the request's query, from 0 to `most`.
 
     Raises:

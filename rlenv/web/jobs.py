@@ -47,7 +47,7 @@ _WORDS: Final = {
 }  # fmt: skip
 
 
-def arguments(
+def job_arguments(
     kind: str, spec: str, options: Mapping[str, Any], *, confine: Callable[[str], Path] = Path
 ) -> tuple[list[str], Path | None]:
     """The arguments of a command behind `rlenv`, and the folder or file that it writes (None where it writes none).
@@ -73,9 +73,9 @@ def arguments(
         if value is None:
             continue
         wanted = known[name]
-        if not _fits(value, wanted):
+        if not _is_fitting(value, wanted):
             hint = f"see `rlenv {kind} --help`"
-            raise UsageError(f"expected {_word(wanted)}", key=f"options.{name}", hint=hint)
+            raise UsageError(f"expected {_expected_word(wanted)}", key=f"options.{name}", hint=hint)
         texts = [value] if isinstance(value, str) else value if isinstance(value, list) else []
         if any("\0" in text or encodable(text) is not text for text in texts):
             raise UsageError("a text that no command can be given", key=f"options.{name}")
@@ -83,7 +83,7 @@ def arguments(
             value = confine(value)
             written = value if written is None or name in _RUNS else written
             value = os.fspath(value)
-        argv += _words(wanted.flag, value)
+        argv += _option_words(wanted.flag, value)
     return argv, written
 
 
@@ -92,13 +92,13 @@ def job_options(record: type[Options]) -> dict[str, Option]:
     return {one.flag.lstrip("-").replace("-", "_"): one for one in options_of(record) if one.flags and not one.local}
 
 
-def _word(wanted: Option) -> str:
+def _expected_word(wanted: Option) -> str:
     if wanted.is_list:
         return "a list of texts"
     return "a path" if wanted.writes else _WORDS[wanted.kind]
 
 
-def _fits(value: Any, wanted: Option) -> bool:
+def _is_fitting(value: Any, wanted: Option) -> bool:
     if wanted.is_list:
         return isinstance(value, list) and all(isinstance(item, str) for item in value)
     if wanted.kind in (str, Path):
@@ -108,12 +108,12 @@ def _fits(value: Any, wanted: Option) -> bool:
     return type(value) is wanted.kind
 
 
-def _words(flag: str, value: Any) -> list[str]:
+def _option_words(flag: str, value: Any) -> list[str]:
     """One option; its value stands in the same argument, so that none is read as an option of its own."""
     if isinstance(value, bool):
         return [flag] if value else []
     if isinstance(value, list):
-        return [part for item in value for part in _words(flag, item)]
+        return [part for item in value for part in _option_words(flag, item)]
     return [f"{flag}={value}"] if flag.startswith("--") else [f"{flag}{value}"]
 
 
@@ -184,23 +184,23 @@ class Jobs:
     async def start(
         self, kind: str, spec: str, options: Mapping[str, Any], *, confine: Callable[[str], Path] = Path
     ) -> StartedCommand:
-        """Starts a command; see `arguments`.
+        """Starts a command; see `job_arguments`.
 
         Raises:
             UsageError: it has no such options, or too many jobs are running.
         """
-        argv, written = arguments(kind, spec, options, confine=confine)
+        argv, written = job_arguments(kind, spec, options, confine=confine)
         running = sum(job.code is None for job in self._jobs.values()) + self._starting
         if running >= self.most_running:
             raise UsageError(f"{self.most_running} jobs are running already", hint="stop one, or wait for it")
-        self._forget()
+        self._forget_ended()
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="rlenv-jobs-"))
         id = secrets.token_urlsafe(6)
         log = self._folder / f"{len(self._jobs)}-{id}.log"
         self._starting += 1
         try:
-            process = await _started([sys.executable, "-m", "rlenv", *argv], log)
+            process = await _start_process([sys.executable, "-m", "rlenv", *argv], log)
         finally:
             self._starting -= 1
         job = self._jobs[id] = StartedCommand(id, kind, ("rlenv", *argv), time.time(), written, log, process)
@@ -224,7 +224,7 @@ class Jobs:
         """Asks a job to stop as Ctrl-C does, and less kindly where it does not; returns at once."""
         job = self.get(id)
         if job.code is None and job.stopping is None:
-            job.stopping = asyncio.create_task(self._stopped(job))
+            job.stopping = asyncio.create_task(self._stop_job(job))
         return job
 
     async def wait(self, id: str) -> StartedCommand:
@@ -244,23 +244,23 @@ class Jobs:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
-    async def _stopped(self, job: StartedCommand) -> None:
+    async def _stop_job(self, job: StartedCommand) -> None:
         for number, wait_s in self.waits:
             if job.code is not None:
                 break
-            _send(job.process, number)
+            _send_signal(job.process, number)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(job.process.wait(), wait_s)
-        _send(job.process, signal.SIGKILL)  # what it has left behind
+        _send_signal(job.process, signal.SIGKILL)  # what it has left behind
 
-    def _forget(self) -> None:
+    def _forget_ended(self) -> None:
         ended = [job for job in self._jobs.values() if job.code is not None]
         for job in ended[: max(0, len(ended) - MOST_KEPT + 1)]:
             del self._jobs[job.id]
             job.log.unlink(missing_ok=True)
 
 
-async def _started(argv: list[str], log: Path) -> asyncio.subprocess.Process:
+async def _start_process(argv: list[str], log: Path) -> asyncio.subprocess.Process:
     paths = [*_PACKAGES, *filter(None, [os.environ.get("PYTHONPATH")])]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", "COLUMNS": "120"}
     # Where `rlenv view` ignores SIGINT, as what a shell starts by `&` does, its jobs are to hear it all the same.
@@ -278,7 +278,7 @@ async def _started(argv: list[str], log: Path) -> asyncio.subprocess.Process:
         )
 
 
-def _send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+def _send_signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
     """A signal to a command and all that it started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)

@@ -97,14 +97,14 @@ class LiveEpisode:
             "seed": episode.seed,
             "row": plain(episode.task),
             "tools": [plain(schema) for schema in episode.tool_schemas],
-            "messages": [_message(message) for message in self.messages or episode.messages],
-            "turns": [_turn(turn) for turn in episode.turns],
+            "messages": [_message_json(message) for message in self.messages or episode.messages],
+            "turns": [_turn_json(turn) for turn in episode.turns],
             "ended": episode.is_ended,
             "reason": ended.get("reason", ""),
             "answer": episode.trajectory.answer if ended else None,
             "success": ended.get("success"),
             "failure": ended.get("failure"),
-            "reward": _reward(self),
+            "reward": _reward_json(self),
             "spending": spending_page(spending_of_usage(episode.record()["usage"])),
         }
 
@@ -143,14 +143,14 @@ class Plays:
             raise UsageError(f"{self.most} episodes are played at once already", hint="close one of them")
         self._starting += 1
         try:
-            environment = await asyncio.to_thread(_compiled, path, text)
-            session = await self._opened(environment, policy, task=task, split=split, seed=seed)
+            environment = await asyncio.to_thread(_compile_spec, path, text)
+            session = await self._open_live(environment, policy, task=task, split=split, seed=seed)
         finally:
             self._starting -= 1
         self._sessions[session.id] = session
         return session
 
-    async def _opened(self, environment: Environment, policy: PolicyChoice | None, **place: Any) -> LiveEpisode:
+    async def _open_live(self, environment: Environment, policy: PolicyChoice | None, **place: Any) -> LiveEpisode:
         try:
             acting = None if policy is None else policy.make(environment)
             episode = environment.start(**place)
@@ -215,7 +215,7 @@ class Plays:
 _compiling = threading.Lock()
 
 
-def _compiled(path: Path, text: str | None) -> Environment:
+def _compile_spec(path: Path, text: str | None) -> Environment:
     """The spec, with its author's files as they are now: they are edited while the server runs."""
     if not _compiling.acquire(timeout=_COMPILES_S):
         raise UsageError("another spec is still being compiled", hint="a file that it imports may hang: restart")
@@ -228,7 +228,7 @@ def _compiled(path: Path, text: str | None) -> Environment:
         _compiling.release()
 
 
-def _message(message: Message) -> dict[str, Any]:
+def _message_json(message: Message) -> dict[str, Any]:
     shown: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.thinking:
         shown["thinking"] = message.thinking
@@ -241,25 +241,25 @@ def _message(message: Message) -> dict[str, Any]:
     return shown
 
 
-def _parsed(parsed: ParsedAction) -> dict[str, Any]:
+def _parsed_json(parsed: ParsedAction) -> dict[str, Any]:
     calls = [{**plain(call), "well_formed": isinstance(call, ToolCall)} for call in parsed.calls]
     return {**plain(parsed), "calls": calls}
 
 
-def _turn(turn: Turn) -> dict[str, Any]:
+def _turn_json(turn: Turn) -> dict[str, Any]:
     return {
         "index": turn.index,
         "action": turn.action,
-        "parse": _parsed(turn.parsed),
-        "results": [_result(result) for result in turn.results],
+        "parse": _parsed_json(turn.parsed),
+        "results": [_result_json(result) for result in turn.results],
         "observation": turn.observation.text if turn.observation is not None else "",
         "calls_malformed": turn.calls_malformed,
         "seconds": turn.seconds,
-        "schedule": [_scheduled(result) for result in turn.results],
+        "schedule": [_schedule_entry(result) for result in turn.results],
     }
 
 
-def _result(result: ToolResult) -> dict[str, Any]:
+def _result_json(result: ToolResult) -> dict[str, Any]:
     kept: Mapping[str, Any] = plain(result)
     return {key: kept[key] for key in ("name", "text", "outcome", "value", "seconds", "details", "reason")}
 
@@ -267,12 +267,12 @@ def _result(result: ToolResult) -> dict[str, Any]:
 _SCHEDULED: Final = ("outcome", "started", "waited", "seconds")
 
 
-def _scheduled(result: ToolResult) -> dict[str, Any]:
+def _schedule_entry(result: ToolResult) -> dict[str, Any]:
     """The start and the duration of a call; None and 0 where the record does not say."""
     return {"tool": result.name, **{name: getattr(result, name) for name in _SCHEDULED}}
 
 
-def _reward(session: LiveEpisode) -> dict[str, Any]:
+def _reward_json(session: LiveEpisode) -> dict[str, Any]:
     """The terms so far: those of each turn as they were measured, the others pending until the end."""
     if session.episode.is_ended:
         reward = session.episode.trajectory.reward

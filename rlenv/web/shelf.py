@@ -81,7 +81,7 @@ class OpenRun:
             self.kept.clear()
         return self._snapshot
 
-    def computed(self, key: tuple[Any, ...], of: Callable[[Snapshot], Any]) -> Any:
+    def compute(self, key: tuple[Any, ...], of: Callable[[Snapshot], Any]) -> Any:
         """A value computed of the rows, once a version."""
         rows = self.rows()
         if key not in self.kept:
@@ -122,16 +122,16 @@ class Shelf:
         self._lines: dict[str, tuple[Any, int, dict[str, Any]]] = {}
         self._lock = threading.Lock()
 
-    def found(self) -> list[str]:
+    def run_keys(self) -> list[str]:
         """The keys of all runs, found again every few seconds."""
         with self._lock:
             now = time.monotonic()
             if now - self._looked >= _LOOK_S:
-                self._paths = self._search()
+                self._paths = self._find_runs()
                 self._looked = now
             return list(self._paths)
 
-    def _search(self) -> dict[str, Path]:
+    def _find_runs(self) -> dict[str, Path]:
         found: dict[str, Path] = {}
         for root in self.roots:
             for path in _runs_below(root):
@@ -150,7 +150,7 @@ class Shelf:
             UsageError: there is none.
         """
         if key not in self._paths:
-            self.found()
+            self.run_keys()
         if key not in self._paths:
             raise UsageError(f"there is no run '{key[:100]}'", hint="the list of runs says which there are")
         return self._paths[key]
@@ -170,10 +170,10 @@ class Shelf:
             drop_oldest(self._open, most=_OPEN)
             return run
 
-    def line(self, key: str) -> dict[str, Any]:
+    def summary(self, key: str) -> dict[str, Any]:
         """The entry of a run in the list: computed again where a file of the run has changed."""
         path = self.path(key)
-        seen, held, opened = _signature(path), self._lines.get(key), self._open.get(key)
+        seen, held, opened = _change_mark(path), self._lines.get(key), self._open.get(key)
         # Of a large file the first rows are there first: what was read since, for whoever looks at it, counts too.
         if held is None or held[0] != seen or (opened is not None and opened.episodes.version != held[1]):
             version = -1
@@ -181,19 +181,19 @@ class Shelf:
                 run = self.open(key)
                 with run.lock:
                     rows = run.rows()
-                    figures, version = {**asdict(overview(rows)), **_spent(run)}, rows.version
+                    figures, version = {**asdict(overview(rows)), **_token_spend(run)}, rows.version
                     locks, started = _first_words(rows)
             except (UsageError, OSError, ValueError) as error:
                 figures, locks, started = {"error": str(error)}, "", None
             held = self._lines[key] = (seen, version, {**figures, "lock": locks, "started": started})
         known = {name: value for name, value in held[2].items() if value not in (None, "")}
-        named = _named(key, path, read_info(path))
+        named = _known_facts(key, path, read_info(path))
         if named["started"]:  # the first episode ends, and is kept, long after the command began
             known.pop("started", None)
         return {**named, **known}
 
 
-def _named(key: str, path: Path, info: RunInfo | None) -> dict[str, Any]:
+def _known_facts(key: str, path: Path, info: RunInfo | None) -> dict[str, Any]:
     """The facts of a run that are known without its rows; figures are put over it."""
     info = info or RunInfo("eval", state="ended")
     return {
@@ -211,7 +211,7 @@ def _named(key: str, path: Path, info: RunInfo | None) -> dict[str, Any]:
     }
 
 
-def _spent(run: OpenRun) -> dict[str, Any]:
+def _token_spend(run: OpenRun) -> dict[str, Any]:
     """The tokens that were asked of models, prompts and completions together, and their cost."""
     rows = run.rows()
     if rows.table["asked_tokens"].null_count == len(rows):  # nothing was asked, and no list has to be read
@@ -229,7 +229,7 @@ def _first_words(rows: Snapshot) -> tuple[str, float | None]:
     return rows.table["lock"][len(rows) - 1].as_py() or "", float(known.min()) if len(known) else None
 
 
-def _signature(path: Path) -> Any:
+def _change_mark(path: Path) -> Any:
     """Changes whenever something was kept."""
     if path.is_file():
         state = path.stat()
@@ -282,7 +282,7 @@ class SpecChanged(UsageError):
     """Somebody else has written the spec since it was read."""
 
 
-def below(given: str, roots: Sequence[Path]) -> Path:
+def path_below(given: str, roots: Sequence[Path]) -> Path:
     """The path that a text names, once no link in it leads out of the roots.
 
     A relative one is taken from each root, the first under which something stands; from the first root otherwise.
@@ -317,7 +317,7 @@ def spec_at(given: str, roots: Sequence[Path]) -> Path:
     known = shipped()
     if given in known:
         return known[given]
-    path = below(given, roots)
+    path = path_below(given, roots)
     if path.suffix not in _SUFFIXES:
         raise UsageError(f"'{given[:200]}' is no spec", key="path", hint="specs end in .yaml or .yml")
     return path
@@ -357,12 +357,12 @@ def read_versioned(path: Path) -> tuple[str, str]:
     Raises:
         UsageError: it cannot be read, or is not UTF-8.
     """
-    data = _content(path)
+    data = _read_content(path)
     with told_as(UsageError, f"'{path}' cannot be read:", ValueError, key="path"):
-        return data.decode("utf-8-sig"), _version(data)
+        return data.decode("utf-8-sig"), _version_of(data)
 
 
-def _content(path: Path) -> bytes:
+def _read_content(path: Path) -> bytes:
     try:
         return read_file(path)
     except FileNotFoundError:
@@ -371,7 +371,7 @@ def _content(path: Path) -> bytes:
         raise UsageError(f"'{path}' cannot be read: {error}", key="path") from error
 
 
-def _version(data: bytes) -> str:
+def _version_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
@@ -396,10 +396,10 @@ def save_spec(path: Path, text: str, *, before: str | None = None) -> str:
             draft.write_bytes(data)
             if path.exists():
                 draft.chmod(stat.S_IMODE(path.stat().st_mode))
-            if before is not None and before != (_version(_content(path)) if path.exists() else ""):
+            if before is not None and before != (_version_of(_read_content(path)) if path.exists() else ""):
                 raise SpecChanged(
                     f"'{path}' has changed since it was read here, and is not written over",
                     key="path",
                     hint="copy your text, load the page again, and put the two together",
                 )
-    return _version(data)
+    return _version_of(data)

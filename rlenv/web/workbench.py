@@ -33,10 +33,10 @@ from rlenv.errors import RlenvError, SpecError, UsageError, told_as
 from rlenv.language.schema import json_schema
 from rlenv.language.shipped import shipped
 from rlenv.runs.stage import PolicyChoice
-from rlenv.web.guard import encoded
+from rlenv.web.guard import encode_json
 from rlenv.web.jobs import Jobs
 from rlenv.web.play import Plays
-from rlenv.web.shelf import SpecChanged, below, read_versioned, save_spec, spec_at, specs_below
+from rlenv.web.shelf import SpecChanged, path_below, read_versioned, save_spec, spec_at, specs_below
 
 ROOTS: Final = web.AppKey("workbench_roots", tuple[Path, ...])
 """The folders, as Paths, below which specs are read and written and jobs may write. Nothing is served where it is not
@@ -59,32 +59,32 @@ def add_routes(app: web.Application) -> None:
     app.setdefault(PLAYS, Plays())
     app.setdefault(JOBS, Jobs())
     app.setdefault(VALIDATOR, Validator())
-    app.cleanup_ctx.append(_living)
+    app.cleanup_ctx.append(_run_background)
     routes: list[tuple[str, str, _Handler]] = [
-        ("GET", "/api/specs", _specs),
-        ("GET", "/api/spec", _read),
-        ("PUT", "/api/spec", _save),
-        ("POST", "/api/language/diagnose", _of_text(_diagnose)),
-        ("POST", "/api/language/complete", _of_text(_complete)),
-        ("POST", "/api/language/hover", _of_text(_hover)),
-        ("POST", "/api/language/form", _of_text(_of_entry(form, "group"))),
-        ("POST", "/api/language/edit", _of_text(_edit)),
-        ("POST", "/api/language/rename", _of_text(_of_entry(rename, "group", "name", "to"))),
-        ("POST", "/api/language/delete", _of_text(_of_entry(delete, "group", "name"))),
-        ("POST", "/api/language/compile", _of_text(_compile)),
+        ("GET", "/api/specs", _get_specs),
+        ("GET", "/api/spec", _get_spec),
+        ("PUT", "/api/spec", _save_spec),
+        ("POST", "/api/language/diagnose", _text_handler(_diagnose)),
+        ("POST", "/api/language/complete", _text_handler(_complete)),
+        ("POST", "/api/language/hover", _text_handler(_hover)),
+        ("POST", "/api/language/form", _text_handler(_entry_answer(form, "group"))),
+        ("POST", "/api/language/edit", _text_handler(_edit)),
+        ("POST", "/api/language/rename", _text_handler(_entry_answer(rename, "group", "name", "to"))),
+        ("POST", "/api/language/delete", _text_handler(_entry_answer(delete, "group", "name"))),
+        ("POST", "/api/language/compile", _text_handler(_compile)),
         ("POST", "/api/play", _play),
-        ("GET", "/api/play/{id}", _state),
-        ("POST", "/api/play/{id}/step", _step),
-        ("DELETE", "/api/play/{id}", _leave),
-        ("GET", "/api/jobs", _jobs),
-        ("POST", "/api/jobs", _start),
-        ("GET", "/api/jobs/{id}", _log),
-        ("DELETE", "/api/jobs/{id}", _stop),
+        ("GET", "/api/play/{id}", _get_state),
+        ("POST", "/api/play/{id}/step", _take_step),
+        ("DELETE", "/api/play/{id}", _close_session),
+        ("GET", "/api/jobs", _list_jobs),
+        ("POST", "/api/jobs", _start_job),
+        ("GET", "/api/jobs/{id}", _get_log),
+        ("DELETE", "/api/jobs/{id}", _stop_job),
     ]
-    app.add_routes([web.route(method, path, _told(handler)) for method, path, handler in routes])
+    app.add_routes([web.route(method, path, _answer_faults(handler)) for method, path, handler in routes])
 
 
-async def _living(app: web.Application) -> AsyncIterator[None]:
+async def _run_background(app: web.Application) -> AsyncIterator[None]:
     """Closes idle sessions while the application runs, and all that was started when it ends."""
 
     async def sweep() -> None:
@@ -102,28 +102,28 @@ async def _living(app: web.Application) -> AsyncIterator[None]:
     await app[JOBS].aclose()
 
 
-def _told(handler: _Handler) -> _Handler:
+def _answer_faults(handler: _Handler) -> _Handler:
     """A handler whose errors are answers with what is wrong."""
 
-    async def answered(request: web.Request) -> web.StreamResponse:
+    async def handle(request: web.Request) -> web.StreamResponse:
         try:
             return await handler(request)
         except SpecError as error:
             faults = error.faults
-            return _json({"error": str(faults[0]), "faults": [fault.as_dict() for fault in faults]}, status=422)
+            return _to_response({"error": str(faults[0]), "faults": [fault.as_dict() for fault in faults]}, status=422)
         except UsageError as error:
-            return _json({"error": str(error)}, status=400)
+            return _to_response({"error": str(error)}, status=400)
         except RlenvError as error:
-            return _json({"error": str(error)}, status=500)
+            return _to_response({"error": str(error)}, status=500)
 
-    return answered
-
-
-def _json(value: Any, *, status: int = 200) -> web.Response:
-    return web.Response(body=encoded(value), status=status, content_type="application/json")
+    return handle
 
 
-async def _body(request: web.Request) -> dict[str, Any]:
+def _to_response(value: Any, *, status: int = 200) -> web.Response:
+    return web.Response(body=encode_json(value), status=status, content_type="application/json")
+
+
+async def _read_body(request: web.Request) -> dict[str, Any]:
     with told_as(UsageError, "the body is not JSON:", ValueError, RecursionError):
         body = json.loads(await request.read())  # what a policy may write, half of a character too
     if not isinstance(body, dict):
@@ -135,7 +135,7 @@ _NEEDED: Final = object()
 _WORDS: Final = {str: "text", int: "a whole number", float: "a number", bool: "true or false", dict: "an object"}
 
 
-def _given(body: _Body, key: str, wanted: type, otherwise: Any = _NEEDED) -> Any:
+def _body_value(body: _Body, key: str, wanted: type, otherwise: Any = _NEEDED) -> Any:
     """A value of the body. Raises UsageError: it is missing, or of another type."""
     value = body.get(key)
     if value is None and otherwise is not _NEEDED:
@@ -147,48 +147,48 @@ def _given(body: _Body, key: str, wanted: type, otherwise: Any = _NEEDED) -> Any
     return value
 
 
-def _roots(request: web.Request) -> tuple[Path, ...]:
+def _roots_of(request: web.Request) -> tuple[Path, ...]:
     return request.app.get(ROOTS, ())
 
 
 # Specs
 
 
-async def _specs(request: web.Request) -> web.Response:
-    found = await asyncio.to_thread(lambda: list(specs_below(_roots(request))))
+async def _get_specs(request: web.Request) -> web.Response:
+    found = await asyncio.to_thread(lambda: list(specs_below(_roots_of(request))))
     specs = [{"path": str(path), "name": path.stem, "shipped": False} for path in found]
     listed = {spec["path"] for spec in specs}
     more = [{"path": one, "name": one, "shipped": True} for one, path in shipped().items() if str(path) not in listed]
-    return _json({"specs": [*specs, *more]})
+    return _to_response({"specs": [*specs, *more]})
 
 
-async def _read(request: web.Request) -> web.Response:
-    path = spec_at(request.query.get("path", ""), _roots(request))
+async def _get_spec(request: web.Request) -> web.Response:
+    path = spec_at(request.query.get("path", ""), _roots_of(request))
     text, version = await asyncio.to_thread(read_versioned, path)
-    return _json({"text": text, "version": version})
+    return _to_response({"text": text, "version": version})
 
 
-async def _save(request: web.Request) -> web.Response:
+async def _save_spec(request: web.Request) -> web.Response:
     given = request.query.get("path", "")
-    path = spec_at(given, _roots(request))
+    path = spec_at(given, _roots_of(request))
     if given in shipped():
         raise UsageError(
             f"'{given}' ships with rlenv and is not written", key="path", hint="save it under another path"
         )
-    body = await _body(request)
-    text, before = _given(body, "text", str), _given(body, "version", str, None)
+    body = await _read_body(request)
+    text, before = _body_value(body, "text", str), _body_value(body, "version", str, None)
     try:
         version = await asyncio.to_thread(save_spec, path, text, before=before)
     except SpecChanged as error:
-        return _json({"error": str(error)}, status=409)
-    return _json({"path": str(path), "version": version})
+        return _to_response({"error": str(error)}, status=409)
+    return _to_response({"path": str(path), "version": version})
 
 
 # What an editor asks
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _TextRequest:
     """What is asked about a text and where it stands; it need not be saved there."""
 
     body: _Body
@@ -196,75 +196,75 @@ class _Asked:
     text: str
     validator: Validator
 
-    def given(self, key: str, wanted: type, otherwise: Any = _NEEDED) -> Any:
-        return _given(self.body, key, wanted, otherwise)
+    def value(self, key: str, wanted: type, otherwise: Any = _NEEDED) -> Any:
+        return _body_value(self.body, key, wanted, otherwise)
 
     def position(self, places: EditorPlaces) -> tuple[int, int]:
-        return places.given(self.given("line", int) - 1, self.given("column", int) - 1)
+        return places.given(self.value("line", int) - 1, self.value("column", int) - 1)
 
 
-def _of_text(answer: Callable[[_Asked], Awaitable[Any]]) -> _Handler:
-    async def asked(request: web.Request) -> web.Response:
-        body = await _body(request)
-        path = spec_at(_given(body, "path", str), _roots(request))
-        text = _given(body, "text", str)
+def _text_handler(answer: Callable[[_TextRequest], Awaitable[Any]]) -> _Handler:
+    async def handle_text(request: web.Request) -> web.Response:
+        body = await _read_body(request)
+        path = spec_at(_body_value(body, "path", str), _roots_of(request))
+        text = _body_value(body, "text", str)
         if len(text) > MAX_TEXT:
             raise UsageError(f"the text has more than {MAX_TEXT:,} characters", key="text", hint="keep rows in a file")
-        return _json(await answer(_Asked(body, path, text, request.app[VALIDATOR])))
+        return _to_response(await answer(_TextRequest(body, path, text, request.app[VALIDATOR])))
 
-    return asked
+    return handle_text
 
 
-async def _diagnose(asked: _Asked) -> Any:
+async def _diagnose(asked: _TextRequest) -> Any:
     shown = str(asked.path)
-    if asked.given("full", bool, False):
+    if asked.value("full", bool, False):
         faults = await asked.validator.validate(asked.text, path=shown)
         if faults is None:
             return {"superseded": True, "faults": []}
     else:
         faults = await asyncio.to_thread(diagnose, asked.text, path=shown)
     places = EditorPlaces(asked.text)
-    return {"faults": [_marked(mark, places) for mark in marks(faults, asked.text, path=shown)]}
+    return {"faults": [_mark_json(mark, places) for mark in marks(faults, asked.text, path=shown)]}
 
 
-def _marked(mark: Mark, places: EditorPlaces) -> dict[str, Any]:
+def _mark_json(mark: Mark, places: EditorPlaces) -> dict[str, Any]:
     line, column = places.at(mark.line, mark.column)
     end_line, end_column = places.at(mark.end_line, mark.end_column)
     place = {"line": line + 1, "column": column + 1, "end_line": end_line + 1, "end_column": end_column + 1}
     return {**asdict(mark), **place}
 
 
-async def _complete(asked: _Asked) -> Any:
+async def _complete(asked: _TextRequest) -> Any:
     places = EditorPlaces(asked.text)
     found = await asyncio.to_thread(complete, asked.text, *asked.position(places), path=asked.path)
     start = places.at(found.line, found.column)
     return {"from": {"line": start[0] + 1, "column": start[1] + 1}, "items": list(map(asdict, found.items))}
 
 
-async def _hover(asked: _Asked) -> Any:
+async def _hover(asked: _TextRequest) -> Any:
     line, column = asked.position(EditorPlaces(asked.text))
     found = await asyncio.to_thread(hover, asked.text, line, column, path=asked.path)
     return {} if found is None else {"markdown": found.markdown}
 
 
-def _of_entry(make: Callable[..., Any], *keys: str) -> Callable[[_Asked], Awaitable[Any]]:
+def _entry_answer(make: Callable[..., Any], *keys: str) -> Callable[[_TextRequest], Awaitable[Any]]:
     """What is made of a text and of names in the body, such as the text without one entry; nothing is saved."""
 
-    async def made(asked: _Asked) -> Any:
-        return plain(await asyncio.to_thread(make, asked.text, **{key: asked.given(key, str) for key in keys}))
+    async def answer_entry(asked: _TextRequest) -> Any:
+        return plain(await asyncio.to_thread(make, asked.text, **{key: asked.value(key, str) for key in keys}))
 
-    return made
+    return answer_entry
 
 
-async def _edit(asked: _Asked) -> Any:
+async def _edit(asked: _TextRequest) -> Any:
     """A text with one entry changed; nothing is saved."""
-    named = {key: asked.given(key, str) for key in ("group", "name")}
-    values, order = asked.given("values", dict), tuple(json_schema()["properties"])
+    named = {key: asked.value(key, str) for key in ("group", "name")}
+    values, order = asked.value("values", dict), tuple(json_schema()["properties"])
     return {"text": await asyncio.to_thread(edit, asked.text, **named, values=values, order=order)}
 
 
-async def _compile(asked: _Asked) -> Any:
-    split, task = asked.given("split", str, None), asked.given("task", int, 0)
+async def _compile(asked: _TextRequest) -> Any:
+    split, task = asked.value("split", str, None), asked.value("task", int, 0)
     found = await asked.validator.compile(asked.text, path=str(asked.path), split=split, task=task)
     return {"superseded": True} if found is None else {**found, "schema": json_schema()}
 
@@ -273,81 +273,81 @@ async def _compile(asked: _Asked) -> Any:
 
 
 async def _play(request: web.Request) -> web.Response:
-    body = await _body(request)
-    path = spec_at(_given(body, "spec", str), _roots(request))
+    body = await _read_body(request)
+    path = spec_at(_body_value(body, "spec", str), _roots_of(request))
     session = await request.app[PLAYS].start(
         path,
-        text=_given(body, "text", str, None),
-        split=_given(body, "split", str, None),
-        task=_given(body, "task", int, 0),
-        seed=_given(body, "seed", int, None),
-        policy=_policy(body),
+        text=_body_value(body, "text", str, None),
+        split=_body_value(body, "split", str, None),
+        task=_body_value(body, "task", int, 0),
+        seed=_body_value(body, "seed", int, None),
+        policy=_chosen_policy(body),
     )
-    return _json({"session": session.id, "state": session.state()})
+    return _to_response({"session": session.id, "state": session.state()})
 
 
-def _policy(body: _Body) -> PolicyChoice | None:
+def _chosen_policy(body: _Body) -> PolicyChoice | None:
     """The policy that plays; None for the person at the page."""
-    who = _given(body, "policy", str, "you")
+    who = _body_value(body, "policy", str, "you")
     if who not in _WHO:
         raise UsageError(f"no policy '{who}'", key="policy", hint=did_you_mean(who, _WHO))
     if who != "openai":
         return None if who == "you" else PolicyChoice(who)
-    mode = _given(body, "mode", str, "tools")
+    mode = _body_value(body, "mode", str, "tools")
     if mode not in ("tools", "text"):
         raise UsageError(f"no mode '{mode[:40]}'", key="mode", hint="tools or text")
-    sampling = {name: _given(body, name, float, None) for name in ("temperature", "top_p")}
+    sampling = {name: _body_value(body, name, float, None) for name in ("temperature", "top_p")}
     return PolicyChoice(
         who,
-        _given(body, "base_url", str),
-        _given(body, "model", str),
-        _given(body, "api_key_env", str, None),
+        _body_value(body, "base_url", str),
+        _body_value(body, "model", str),
+        _body_value(body, "api_key_env", str, None),
         mode,
-        _given(body, "max_tokens", int, None),
+        _body_value(body, "max_tokens", int, None),
         **sampling,
     )
 
 
-async def _state(request: web.Request) -> web.Response:
-    return _json({"state": request.app[PLAYS].get(request.match_info["id"]).state()})
+async def _get_state(request: web.Request) -> web.Response:
+    return _to_response({"state": request.app[PLAYS].get(request.match_info["id"]).state()})
 
 
-async def _step(request: web.Request) -> web.Response:
-    action = _given(await _body(request), "action", str, None)
+async def _take_step(request: web.Request) -> web.Response:
+    action = _body_value(await _read_body(request), "action", str, None)
     session = await request.app[PLAYS].step(request.match_info["id"], action)
-    return _json({"state": session.state()})
+    return _to_response({"state": session.state()})
 
 
-async def _leave(request: web.Request) -> web.Response:
+async def _close_session(request: web.Request) -> web.Response:
     await request.app[PLAYS].close(request.match_info["id"])
-    return _json({})
+    return _to_response({})
 
 
 # Jobs
 
 
-async def _jobs(request: web.Request) -> web.Response:
-    return _json({"jobs": [job.as_dict() for job in request.app[JOBS].all()]})
+async def _list_jobs(request: web.Request) -> web.Response:
+    return _to_response({"jobs": [job.as_dict() for job in request.app[JOBS].all()]})
 
 
-async def _start(request: web.Request) -> web.Response:
-    body = await _body(request)
-    roots = _roots(request)
-    spec = spec_at(_given(body, "spec", str), roots)
-    options = _given(body, "options", dict, {})
-    kind = _given(body, "kind", str)
-    job = await request.app[JOBS].start(kind, str(spec), options, confine=lambda path: below(path, roots))
-    return _json({"id": job.id, "job": job.as_dict()})
+async def _start_job(request: web.Request) -> web.Response:
+    body = await _read_body(request)
+    roots = _roots_of(request)
+    spec = spec_at(_body_value(body, "spec", str), roots)
+    options = _body_value(body, "options", dict, {})
+    kind = _body_value(body, "kind", str)
+    job = await request.app[JOBS].start(kind, str(spec), options, confine=lambda path: path_below(path, roots))
+    return _to_response({"id": job.id, "job": job.as_dict()})
 
 
-async def _log(request: web.Request) -> web.Response:
+async def _get_log(request: web.Request) -> web.Response:
     offset = request.query.get("offset", "0")
     if not offset.isascii() or not offset.isdigit() or len(offset) > 15:
         raise UsageError("expected a whole number", key="offset")
     job = request.app[JOBS].get(request.match_info["id"])
     text, end = await asyncio.to_thread(job.read, int(offset))
-    return _json({"text": text, "offset": end, "state": job.state, "code": job.code})
+    return _to_response({"text": text, "offset": end, "state": job.state, "code": job.code})
 
 
-async def _stop(request: web.Request) -> web.Response:
-    return _json({"job": request.app[JOBS].stop(request.match_info["id"]).as_dict()})
+async def _stop_job(request: web.Request) -> web.Response:
+    return _to_response({"job": request.app[JOBS].stop(request.match_info["id"]).as_dict()})

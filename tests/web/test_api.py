@@ -349,7 +349,7 @@ def test_prices_of_the_viewer_go_before_those_of_a_run(tmp_path: Path) -> None:
     held = {"currency": "EUR", "models": {"m": {"input": 2, "output": 0}}}
     kept(tmp_path / "run", [replace(played(), usage=usage)], facts={"prices": held})
     of_run, given = Shelf([tmp_path]), Shelf([tmp_path], prices=Prices("USD", {"m": PriceSpec(input=5, output=0)}))
-    assert [(shelf.line("run")["cost"], shelf.line("run")["currency"]) for shelf in (of_run, given)] == [
+    assert [(shelf.summary("run")["cost"], shelf.summary("run")["currency"]) for shelf in (of_run, given)] == [
         (2.0, "EUR"),
         (5.0, "USD"),
     ]

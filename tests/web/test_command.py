@@ -19,7 +19,7 @@ from rlenv.runs import files
 from rlenv.runs.recorded import episodes_with_ids
 from rlenv.runs.schema import Facts
 from rlenv.runs.writer import RunWriter
-from rlenv.web.episode import ImageCache, page
+from rlenv.web.episode import ImageCache, episode_page
 from rlenv.web.shelf import Shelf
 from tests.support.kept import episode
 from tests.support.runs import kept, played
@@ -178,7 +178,7 @@ def test_why_a_rule_said_no_is_told(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["view", str(run), id, "--text"]) == 0
     assert f"expected {one.task['answer']}, found {one.answer or 'no answer'}" in capsys.readouterr().out
     shelf = Shelf([run])
-    told = page(shelf.open("run"), id, ImageCache())
+    told = episode_page(shelf.open("run"), id, ImageCache())
     assert told["expected"] == {"correct": str(one.task["answer"])}
 
 

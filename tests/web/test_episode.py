@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlenv.runs.files import nested
-from rlenv.web.episode import ImageCache, evidence_places, nested_episodes, page
+from rlenv.web.episode import ImageCache, episode_page, evidence_places, nested_episodes
 from rlenv.web.shelf import Shelf
 from tests.support import shown_runs
 
@@ -25,9 +25,9 @@ def test_episodes_of_agents_are_found_at_any_depth_and_nothing_else(tmp_path: Pa
 def test_the_page_reads_every_field_of_a_nested_episode(tmp_path: Path) -> None:
     whole = shown_runs.nesting(tmp_path / "n")
     shelf = Shelf([tmp_path])
-    run = shelf.open(shelf.found()[0])
+    run = shelf.open(shelf.run_keys()[0])
     (row,) = run.rows().rows([0])
-    told = page(run, row["id"], ImageCache())
+    told = episode_page(run, row["id"], ImageCache())
     assert told["nested"] == [OUTER, INNER]
     first, second = told["record"]["turns"][0]["results"]
     assert first["details"]["trajectory"]["turns"][0]["parsed"]["content"] == "asks the second"

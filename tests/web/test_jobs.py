@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlenv.errors import UsageError
-from rlenv.web.jobs import Jobs, arguments
+from rlenv.web.jobs import Jobs, job_arguments
 from tests.support.served import Asks, served
 
 SPEC = """\
@@ -60,16 +60,16 @@ async def until(path: Path) -> None:
 def test_options_become_arguments_and_nothing_else(tmp_path: Path) -> None:
     options = {"n": 3, "policy": "oracle", "set": ["limits.turns=2", "-x=1"], "json": True, "overwrite": False,
                "temperature": 0, "split": None}  # fmt: skip
-    argv, written = arguments("eval", "a.yaml", options)
+    argv, written = job_arguments("eval", "a.yaml", options)
     assert argv == ["eval", "a.yaml", "-n3", "--policy=oracle", "--set=limits.turns=2", "--set=-x=1", "--json",
                     "--temperature=0"]  # fmt: skip
     assert written is None
-    argv, written = arguments("eval", "a.yaml", {"out": "r"}, confine=lambda path: tmp_path / path)
+    argv, written = job_arguments("eval", "a.yaml", {"out": "r"}, confine=lambda path: tmp_path / path)
     assert (argv[2:], written) == ([f"--out={tmp_path / 'r'}"], tmp_path / "r")
-    argv, written = arguments("audit", "a.yaml", {"attacker_episode": "e"}, confine=lambda path: tmp_path / path)
+    argv, written = job_arguments("audit", "a.yaml", {"attacker_episode": "e"}, confine=lambda path: tmp_path / path)
     assert (argv[2:], written) == ([f"--attacker-episode={tmp_path / 'e'}"], tmp_path / "e")
     for both in ({"out": "r", "attacker_episode": "e"}, {"attacker_episode": "e", "out": "r"}):
-        assert arguments("audit", "a.yaml", both, confine=lambda path: tmp_path / path)[1] == tmp_path / "r"
+        assert job_arguments("audit", "a.yaml", both, confine=lambda path: tmp_path / path)[1] == tmp_path / "r"
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_what_does_not_fit_is_refused(kind: str, spec: str, options: dict[str, A
     if kind == "train":
         pytest.importorskip("verl", reason="the verl extra is not installed")
     with pytest.raises(UsageError) as caught:
-        arguments(kind, spec, options)
+        job_arguments(kind, spec, options)
     assert said in str(caught.value)
 
 

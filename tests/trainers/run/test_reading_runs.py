@@ -230,6 +230,6 @@ def test_the_tokens_of_a_training_run_are_shown_as_its_policy_reads_them(tmp_pat
     if is_moved:
         folder = folder.rename(tmp_path / "elsewhere")
     shelf = Shelf([folder])
-    found = token_rows(shelf.open(shelf.found()[0]), id)
+    found = token_rows(shelf.open(shelf.run_keys()[0]), id)
     assert found["tokenizer"]
     assert "".join(found["rows"][0]["pieces"]) == "What is 2 + 2?"
