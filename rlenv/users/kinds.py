@@ -95,14 +95,14 @@ class _ModelSession:
         opening = [Message("system", system), Message("user", "(The conversation begins.)")]
         if dialogue and dialogue[0].role == "assistant":
             del opening[1]  # the policy has begun it
-        messages = opening + self._flipped(heard(dialogue))
+        messages = opening + self._flip_dialogue(heard(dialogue))
         attempts = count()
 
         async def very() -> Answered[str] | Refused | Untold:
-            return await self._tried(messages, next(attempts), deadline, opening)
+            return await self._try_ask(messages, next(attempts), deadline, opening)
 
         # What the policy said may keep a user from a reply. One who has one without it has nothing left to say to it.
-        known = partial(self._tried, opening, 0, deadline)
+        known = partial(self._try_ask, opening, 0, deadline)
         found = await very()
         if isinstance(found, HeldUp):
             return None
@@ -116,7 +116,7 @@ class _ModelSession:
             raise EpisodeError(found.why, reason="user")
         return spoken(found.value)
 
-    def _flipped(self, dialogue: Sequence[Message]) -> list[Message]:
+    def _flip_dialogue(self, dialogue: Sequence[Message]) -> list[Message]:
         """The dialogue from the user's side, its own calls and results before what it has said then."""
         found: list[Message] = []
         own = self._spoken
@@ -127,7 +127,7 @@ class _ModelSession:
                 found += reversed(self._made.get(own, ()))
         return found[::-1]
 
-    async def _tried(
+    async def _try_ask(
         self, messages: Sequence[Message], attempt: int, deadline: float, opening: Sequence[Message] = ()
     ) -> Answered[str] | Refused | Untold:
         try:
@@ -172,13 +172,13 @@ class _ModelSession:
                     return "(a call)"  # asked beside the dialogue: no part of the episode, and nothing of it changes
                 if not calls or sum(message.role == "assistant" for message in made) == _MOST_CALLS:
                     break
-                made += [answer.message, *[await self._call(call, deadline) for call in calls]]
+                made += [answer.message, *[await self._run_call(call, deadline) for call in calls]]
             if not text.strip():
                 client.unread(answer)
                 return ""
         return text
 
-    async def _call(self, call: ToolCall | MalformedCall, deadline: float) -> Message:
+    async def _run_call(self, call: ToolCall | MalformedCall, deadline: float) -> Message:
         """The result of a call of the user's, as its model reads it."""
         text = "there is no such tool"
         if isinstance(call, MalformedCall):
