@@ -121,13 +121,13 @@ class _Episode:
         self.store: dict[str, MemoryStore] = {}
 
 
-def _episode(context: ToolContext) -> _Episode:
+def _episode_cache(context: ToolContext) -> _Episode:
     return context.scope().keep(_EPISODE, _Episode)
 
 
 def forget_episode(context: ToolContext) -> None:
     """Called after a tool that mutates: what was read of the episode's state may not hold any more."""
-    _episode(context).generation += 1
+    _episode_cache(context).generation += 1
 
 
 @dataclass(eq=False, slots=True)
@@ -164,13 +164,13 @@ class CallCache:
         Raises:
             Expired: an equal call did not end until then.
         """
-        key = self._key(arguments, context)
+        key = self._result_key(arguments, context)
         if key is None:
             return await run(), False
         store: Store
         flight_key = (id(asyncio.get_running_loop()), key)
         if self.store is None or self.depends_on == "episode":
-            kept = _episode(context)
+            kept = _episode_cache(context)
             store = kept.store.setdefault(self.identity, self.make_store())
             flight_key = (id(kept), key + b"%d" % kept.generation)
             key = key + b"%d" % kept.generation
@@ -224,7 +224,7 @@ class CallCache:
                 del self._flights[flight_key]
             flight.set_result(landed)
 
-    def _key(self, arguments: Mapping[str, Any], context: ToolContext) -> bytes | None:
+    def _result_key(self, arguments: Mapping[str, Any], context: ToolContext) -> bytes | None:
         """None where the call has no canonical form, as one with NaN, inf or a tuple; then it is simply run."""
         parts = [self.identity, arguments, dict(context.task) if self.depends_on != "arguments" else None]
         with suppress(TypeError):

@@ -54,7 +54,7 @@ class Coerced:
     names: tuple[str, ...]
 
 
-def coerced(arguments: Mapping[str, Any], check: ArgumentCheck, types: frozenset[str]) -> Coerced | None:
+def coerce(arguments: Mapping[str, Any], check: ArgumentCheck, types: frozenset[str]) -> Coerced | None:
     """The arguments with texts of the declared `types` read as what the schema wants; None where they still misfit.
 
     Only what the schema refuses is touched: a text where a text is allowed stays one.
@@ -67,7 +67,7 @@ def coerced(arguments: Mapping[str, Any], check: ArgumentCheck, types: frozenset
         holder: Any = taken
         for step in path[:-1]:
             holder = holder[step]
-        value = _read(holder[path[-1]], types.intersection(wanted))
+        value = _read_typed(holder[path[-1]], types.intersection(wanted))
         if value is None:
             return None
         holder[path[-1]] = value
@@ -75,7 +75,7 @@ def coerced(arguments: Mapping[str, Any], check: ArgumentCheck, types: frozenset
     return Coerced(taken, tuple(names)) if names and check.fits(taken) else None
 
 
-def _read(value: Any, types: frozenset[str]) -> Any:
+def _read_typed(value: Any, types: frozenset[str]) -> Any:
     if not isinstance(value, str) or len(value) > _MAX_CHARS:
         return None
     text = value.strip()
@@ -143,11 +143,11 @@ class Executor:
         self._pool = ThreadPool(size=threads)
         self._calls = calls
         self._pools: dict[str, dict[str, Any]] = {}
-        self._take({name: self._entry(name, tool, calls) for name, tool in tools.items()})
+        self._set_entries({name: self._make_entry(name, tool, calls) for name, tool in tools.items()})
         self._max_chars = max_chars
         self._max_left_behind = max_left_behind
 
-    def _take(self, entries: dict[str, _Entry]) -> None:
+    def _set_entries(self, entries: dict[str, _Entry]) -> None:
         self._entries = entries
         self._has_alone = any(entry.tool.mutates or entry.tool.ends for entry in entries.values())
         self._keeps_results = any(entry.keeps_results for entry in entries.values())
@@ -161,11 +161,11 @@ class Executor:
         """
         other = copy.copy(self)
         known = {name: entry for one in (*others, self) for name, entry in one._entries.items()}
-        other._take({name: entry if (entry := known.get(name)) is not None and entry.tool is tool
-                     else self._entry(name, tool, self._calls) for name, tool in tools.items()})  # fmt: skip
+        other._set_entries({name: entry if (entry := known.get(name)) is not None and entry.tool is tool
+                     else self._make_entry(name, tool, self._calls) for name, tool in tools.items()})  # fmt: skip
         return other
 
-    def _entry(self, name: str, tool: Tool, calls: CallsSpec) -> _Entry:
+    def _make_entry(self, name: str, tool: Tool, calls: CallsSpec) -> _Entry:
         policy = tool.policy
         if policy is None:
             policy = policy_of(calls, idempotent=tool.idempotent, mutates=tool.mutates)
@@ -222,22 +222,22 @@ class Executor:
         Raises:
             EpisodeError: a tool's infrastructure failed; the turn's other calls are cancelled.
         """
-        made = self._in_order(calls, context) if self._has_alone else self._together(calls, context, 0)
-        return made if len(calls) < 2 else _bounded(made)
+        made = self._run_in_order(calls, context) if self._has_alone else self._run_together(calls, context, 0)
+        return made if len(calls) < 2 else _bound_results(made)
 
-    async def _in_order(
+    async def _run_in_order(
         self, calls: Sequence[ToolCall | MalformedCall], context: ToolContext
     ) -> tuple[ToolResult, ...]:
         """The results of calls of which those that mutate, or may end the episode, run by themselves."""
         results: list[ToolResult] = []
         # A policy that writes what cannot be read meant to go on, and what was to stand there may stand beside it.
         is_broken = any(isinstance(call, MalformedCall) for call in calls)
-        for group in self._groups(calls):
-            tool = self._tool(group[0])
+        for group in self._group_calls(calls):
+            tool = self._tool_of(group[0])
             if tool is not None and tool.ends is ends_once and is_broken and context.turn >= 0:
                 results += not_run(group, _UNREAD)
                 continue
-            made = await self._together(group, context, len(results))
+            made = await self._run_together(group, context, len(results))
             if tool is not None and tool.ends and context.turn >= 0 and made[0].outcome in ("ok", "failed"):
                 end = tool.ends(made[0], context)
                 if end:
@@ -249,46 +249,46 @@ class Executor:
                 forget_episode(context)
         return tuple(results)
 
-    def _tool(self, call: ToolCall | MalformedCall) -> Tool | None:
+    def _tool_of(self, call: ToolCall | MalformedCall) -> Tool | None:
         entry = self._entries.get(call.name) if isinstance(call, ToolCall) else None
         return None if entry is None else entry.tool
 
-    def _groups(self, calls: Sequence[ToolCall | MalformedCall]) -> list[list[ToolCall | MalformedCall]]:
+    def _group_calls(self, calls: Sequence[ToolCall | MalformedCall]) -> list[list[ToolCall | MalformedCall]]:
         """The calls in order, in groups that run one after another: who mutates, or may end, is a group of its own."""
         groups: list[list[ToolCall | MalformedCall]] = [[]]
         for call in calls:
-            if (tool := self._tool(call)) is not None and (tool.mutates or tool.ends):
+            if (tool := self._tool_of(call)) is not None and (tool.mutates or tool.ends):
                 groups += [[call], []]
             else:
                 groups[-1].append(call)
         return [group for group in groups if group]
 
-    async def _together(
+    async def _run_together(
         self, calls: Sequence[ToolCall | MalformedCall], context: ToolContext, first: int
     ) -> tuple[ToolResult, ...]:
         """The results of calls that may run at once. `first` is the place of the first one in its turn."""
         if (lane := here()) is not None:
-            return await self._taped(lane, calls, context, first)
+            return await self._run_taped(lane, calls, context, first)
         if len(calls) == 1:  # most turns
-            made = self._at_once(calls[0], context)
-            return (made if isinstance(made, ToolResult) else await self._waiting(made, context, first),)
+            made = self._try_at_once(calls[0], context)
+            return (made if isinstance(made, ToolResult) else await self._await(made, context, first),)
         results, due = list[Any](), time.monotonic() + _PASS_S
         for call in calls:
             if time.monotonic() > due:  # large arguments take a while to check: others have their turn between
                 await asyncio.sleep(0)
                 due = time.monotonic() + _PASS_S
-            results.append(self._at_once(call, context))
+            results.append(self._try_at_once(call, context))
         pending = [index for index, result in enumerate(results) if type(result) is not ToolResult]
         if len(pending) == 1:  # no task of its own
             index = pending[0]
-            results[index] = await self._waiting(results[index], context, first + index)
+            results[index] = await self._await(results[index], context, first + index)
         elif pending:
-            tasks = [asyncio.ensure_future(self._waiting(results[index], context, first + index)) for index in pending]
-            for index, result in zip(pending, await _all(tasks), strict=True):
+            tasks = [asyncio.ensure_future(self._await(results[index], context, first + index)) for index in pending]
+            for index, result in zip(pending, await _gather(tasks), strict=True):
                 results[index] = result
         return tuple(results)
 
-    async def _taped(
+    async def _run_taped(
         self, lane: Lane, calls: Sequence[ToolCall | MalformedCall], context: ToolContext, first: int
     ) -> tuple[ToolResult, ...]:
         """The same under a tape, which keeps what they give or gives it again.
@@ -303,19 +303,19 @@ class Executor:
                 due = time.monotonic() + _PASS_S
             own = lane.at(f"call {index}", is_live=isinstance(call, ToolCall) and lane.tape.lets_out(call.name))
             with entered(own):
-                inline = self._inline(call, context) if isinstance(call, ToolCall) else None
-                found.append((own, quick_result(own, call, context, inline, self._at_once)))
+                inline = self._inline_call(call, context) if isinstance(call, ToolCall) else None
+                found.append((own, quick_result(own, call, context, inline, self._try_at_once)))
         results: list[Any] = []
         for index, (own, made) in enumerate(found, first):
             if not isinstance(made, ToolResult):
                 with entered(own):  # the task takes the lane that it is made in
-                    made = asyncio.ensure_future(slow_result(own, made, context, index, self._waiting))
+                    made = asyncio.ensure_future(slow_result(own, made, context, index, self._await))
             results.append(made)
         if tasks := [one for one in results if isinstance(one, asyncio.Task)]:
-            await _all(tasks)
+            await _gather(tasks)
         return tuple(one.result() if isinstance(one, asyncio.Task) else one for one in results)
 
-    def _inline(self, call: ToolCall, context: ToolContext) -> tuple[Tool, Mapping[str, Any]] | None:
+    def _inline_call(self, call: ToolCall, context: ToolContext) -> tuple[Tool, Mapping[str, Any]] | None:
         """The tool of a call that fits it and runs on the loop."""
         entry = self._entries.get(call.name)
         if entry is None or not entry.is_inline or _is_too_much(call, context):
@@ -326,19 +326,19 @@ class Executor:
         except ValueError:
             return None
 
-    def _at_once(self, call: ToolCall | MalformedCall, context: ToolContext) -> ToolResult | _Pending:
+    def _try_at_once(self, call: ToolCall | MalformedCall, context: ToolContext) -> ToolResult | _Pending:
         """The result of a call that needs no waiting, or what has to be awaited."""
         if isinstance(call, MalformedCall):
             return refused(call.name or "", call.reason, "malformed", call.id)
         entry = self._entries.get(call.name)
         if entry is None:
-            return self._unknown(call)
+            return self._unknown_tool(call)
         if _is_too_much(call, context):
             return refused(call.name, f"bad arguments for {call.name}: {MANY}", "bad_arguments", call.id)
         arguments = call.arguments if type(call.arguments) is dict else dict(call.arguments)
         try:
             if not entry.check.fits(arguments):
-                if entry.coerce and (taken := coerced(arguments, entry.check, entry.coerce)) is not None:
+                if entry.coerce and (taken := coerce(arguments, entry.check, entry.coerce)) is not None:
                     fitting = ToolCall(call.name, taken.arguments, call.id, call.start, call.end)
                     return entry, fitting, {"coerced": list(taken.names)}
                 text = f"bad arguments for {call.name}: {entry.check.explain(arguments)}"
@@ -364,7 +364,7 @@ class Executor:
         except BaseException as error:  # libraries end in more than Exception: PyO3's panics, SystemExit
             return broken(call, error, started, context, entry.log)
 
-    async def _waiting(self, pending: _Pending, context: ToolContext, index: int) -> ToolResult:
+    async def _await(self, pending: _Pending, context: ToolContext, index: int) -> ToolResult:
         """The result of a call that may take its time, whatever the tool does; `index` is its place in the turn."""
         entry, call, notes = pending
         started = time.monotonic()
@@ -372,7 +372,7 @@ class Executor:
         if started >= limit:
             return late(call, started, context, timeout_s=entry.timeout_s)
         if entry.runner.places.left_behind >= self._max_left_behind:
-            raise _hangs(entry, call)
+            raise _hang_error(entry, call)
         waiting, waits = object(), begin()
         entry.waited_for[waiting] = started
         try:
@@ -401,7 +401,7 @@ class Executor:
             result = replace(result, waited=sum(waits))
         return replace(result, details={**(result.details or {}), **notes}) if notes else result
 
-    def _unknown(self, call: ToolCall) -> ToolResult:
+    def _unknown_tool(self, call: ToolCall) -> ToolResult:
         known = list(self._entries)
         name = cut_middle(call.name, 100)
         listed = all_known(name, known, "available:") if known else "no tools are available"
@@ -413,11 +413,11 @@ def _is_too_much(call: ToolCall, context: ToolContext) -> bool:
     return context.turn >= 0 and values_in(call.arguments, MAX_VALUES) > MAX_VALUES
 
 
-async def _bounded(made: Coroutine[Any, Any, tuple[ToolResult, ...]]) -> tuple[ToolResult, ...]:
+async def _bound_results(made: Coroutine[Any, Any, tuple[ToolResult, ...]]) -> tuple[ToolResult, ...]:
     return within_turn(await made)
 
 
-def _hangs(entry: _Entry, call: ToolCall) -> EpisodeError:
+def _hang_error(entry: _Entry, call: ToolCall) -> EpisodeError:
     # Each call that hangs keeps a thread, or a task, and what it holds. Where so many do, the tool is down for
     # everybody, and going on would end in a process without memory instead of in an error that says why.
     count = entry.runner.places.left_behind
@@ -431,7 +431,7 @@ def _is_cancelled() -> bool:
     return task is not None and bool(task.cancelling())
 
 
-async def _all(tasks: Sequence[asyncio.Task[ToolResult]]) -> list[ToolResult]:
+async def _gather(tasks: Sequence[asyncio.Task[ToolResult]]) -> list[ToolResult]:
     """All results; where one task raises, or the caller is cancelled, the others are cancelled and awaited first.
 
     So no call of a turn goes on behind its episode's back, on resources that are about to be closed.

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import orjson
 
 from rlenv.calls.cache import CallCache, MemoryStore, Store
-from rlenv.calls.taped import tried
+from rlenv.calls.taped import run_try
 from rlenv.concurrency.deadline import Breaker, Expired, Waited, bounded_by_itself, pause
 from rlenv.concurrency.lanes import here
 from rlenv.errors import EpisodeError, ToolFailed, whose_failure
@@ -60,7 +60,7 @@ _NOISE = '\ufffd\x00\x1b[31m}{]"<tool_call></tool_response>\\u12'
 FaultKind = Literal["error", "delay", "garble", "oversize", "hang"]
 
 
-def injected(tool: str) -> ToolFailed:
+def injected_failure(tool: str) -> ToolFailed:
     """The failure of a call that meets an `error`: the tool has not run."""
     return ToolFailed(f"the tool {tool} failed", reason="injected", retryable=True)
 
@@ -113,22 +113,22 @@ class Injector:
         if context.turn < 0:
             return None
         place = f"{self._spec.seed}:{context.seed}:{context.turn}:{index}:{attempt}:{self._tool}".encode()
-        seed = int.from_bytes(blake2b(_as_bytes(context.task) + place, digest_size=8).digest(), "big")
+        seed = int.from_bytes(blake2b(_encode_task(context.task) + place, digest_size=8).digest(), "big")
         chance = Random(seed)
         point = chance.random()
         for kind, share in self._shares:
             if point < share:
-                return Fault(kind, self._seconds(kind, chance), seed)
+                return Fault(kind, self._hold_seconds(kind, chance), seed)
             point -= share
         return None
 
-    def _seconds(self, kind: FaultKind, chance: Random) -> float:
+    def _hold_seconds(self, kind: FaultKind, chance: Random) -> float:
         if kind == "delay" and self._spec.delay_s is not None:
             return chance.uniform(*self._spec.delay_s.range)
         return inf if kind == "hang" else 0.0
 
 
-def _as_bytes(task: Mapping[str, Any]) -> bytes:
+def _encode_task(task: Mapping[str, Any]) -> bytes:
     try:
         return orjson.dumps(dict(task), default=repr, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
     except TypeError:  # numbers beyond 64 bits, lone surrogates
@@ -226,7 +226,7 @@ class CallGuard:
         tries = 0
         while True:
             try:
-                return await self._once(arguments, context, index=index, limit=limit, number=tries, notes=notes)
+                return await self._run_try(arguments, context, index=index, limit=limit, number=tries, notes=notes)
             except EpisodeError:
                 raise
             except Exception as error:
@@ -242,7 +242,7 @@ class CallGuard:
             tries += 1
             notes["attempts"] = tries + 1
 
-    async def _once(
+    async def _run_try(
         self, arguments: Mapping[str, Any], context: ToolContext, *, index: int, limit: float, number: int, notes: Notes
     ) -> ToolOutput:
         # The scope is the episode's own; whoever has none is known by task and seed.
@@ -253,18 +253,18 @@ class CallGuard:
         one = _Try(arguments, context, limit, fault, notes, caller)
         if fault is not None:
             notes.setdefault("faults", []).append(fault.kind)
-            output = await self._admitted(one)
+            output = await self._run_admitted(one)
             return fault.spoil(output) if type(output) is ToolOutput else output
         if self._cache is None or asked_again.get():
-            return await self._admitted(one)
+            return await self._run_admitted(one)
         output, was_kept = await self._cache.get_or_run(
-            arguments, context, until=limit, run=lambda: self._admitted(one)
+            arguments, context, until=limit, run=lambda: self._run_admitted(one)
         )
         if was_kept:
             notes["cached"] = True
         return output
 
-    async def _admitted(self, one: _Try) -> ToolOutput:
+    async def _run_admitted(self, one: _Try) -> ToolOutput:
         if self._rate is not None:
             wait = self._rate.take(until=one.limit)
             if wait is None:
@@ -322,12 +322,12 @@ class CallGuard:
     async def _run(self, one: _Try) -> ToolOutput:
         fault = one.fault
         if fault is not None and fault.kind == "error":
-            raise injected(self._name)
+            raise injected_failure(self._name)
         held_s = fault.seconds if fault is not None else 0.0
         # A call that hangs on purpose asks nothing.
         if self._faults is not None and held_s < inf and (lane := here()) is not None:
             run = partial(self._attempt, one.arguments, one.context, one.limit, held_s)
-            return await tried(lane, self._tool, one.arguments, one.context, run)
+            return await run_try(lane, self._tool, one.arguments, one.context, run)
         return await self._attempt(one.arguments, one.context, one.limit, held_s)
 
 

@@ -165,7 +165,7 @@ class Runner:
             if held_s:
                 await _hold(held_s, until)
             # Asked for here too: one coroutine less for the usual tool.
-            run = self._async if self.tool.mode == "async" else self._run
+            run = self._run_async if self.tool.mode == "async" else self._run
             return await run(arguments, within, context.deadline - until)
         except Expired as expired:
             own_s = time.monotonic() - began - (waited_s() - waited)
@@ -198,23 +198,23 @@ class Runner:
     async def _run(self, arguments: Mapping[str, Any], context: ToolContext, spare_s: float) -> Any:
         mode = self.tool.mode
         if mode == "async":
-            return await self._async(arguments, context, spare_s)
+            return await self._run_async(arguments, context, spare_s)
         if mode == "thread":
-            return await self._in_thread(arguments, context)
+            return await self._run_in_thread(arguments, context)
         return self.tool.run(arguments, context)
 
-    async def _async(self, arguments: Mapping[str, Any], context: ToolContext, spare_s: float) -> Any:
+    async def _run_async(self, arguments: Mapping[str, Any], context: ToolContext, spare_s: float) -> Any:
         coroutine = self.tool.run(arguments, context)
         if type(coroutine) is not CoroutineType and not isinstance(coroutine, Coroutine):
             raise TypeError(f"an async tool's run returned a {type(coroutine).__name__}, not a coroutine")
         seconds = context.deadline - time.monotonic()
-        return await drive(coroutine, seconds, spare_s=spare_s, on_stray=self._counted)
+        return await drive(coroutine, seconds, spare_s=spare_s, on_stray=self._count_stray)
 
-    def _counted(self, stray: asyncio.Task[Any]) -> None:
+    def _count_stray(self, stray: asyncio.Task[Any]) -> None:
         self._leave_behind()
         stray.add_done_callback(self._has_ended)
 
-    async def _in_thread(self, arguments: Mapping[str, Any], context: ToolContext) -> Any:
+    async def _run_in_thread(self, arguments: Mapping[str, Any], context: ToolContext) -> Any:
         began = time.monotonic()
         job = self._pool.submit(self.tool.run, arguments, context)
         # The limit and the call's end wake the same future: what it was is asked of the job.

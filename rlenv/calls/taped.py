@@ -36,7 +36,7 @@ Made = tuple[Any, ...]
 
 
 @cache
-def _schema(text: str) -> str:
+def _schema_digest(text: str) -> str:
     return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
@@ -44,7 +44,7 @@ def _is_local(tool: Tool) -> bool:
     return not (tool.reaches_out or tool.kind in _LEAVES)
 
 
-def _asked(lane: Lane, tool: Tool, arguments: Mapping[str, Any], context: ToolContext) -> Event | None:
+def _make_event(lane: Lane, tool: Tool, arguments: Mapping[str, Any], context: ToolContext) -> Event | None:
     """A call as the tape of a lane knows it; None where the tape is not asked about it."""
     return None if _is_local(tool) and not lane.tape.wants_local else asked_of(tool, arguments, context)
 
@@ -58,7 +58,7 @@ def asked_of(tool: Tool, arguments: Mapping[str, Any], context: ToolContext) -> 
         return None
     kept = tool.policy.cache.key if tool.policy is not None and tool.policy.cache is not None else None
     depends_on = kept or tool.depends_on
-    schema = _schema(json.dumps(plain(tool.parameters), sort_keys=True))
+    schema = _schema_digest(json.dumps(plain(tool.parameters), sort_keys=True))
     request = {"kind": tool.kind, "tool": tool.name, "schema": schema, "arguments": plain(arguments)}
     request["options"] = plain(tool.options)
     if depends_on == "task":
@@ -78,19 +78,19 @@ def quick_result(
 
     `inline`: the tool and the arguments of a call that runs on the loop. Raises CassetteError: there is no answer.
     """
-    if inline is None or (asked := _asked(lane, *inline, context)) is None:
+    if inline is None or (asked := _make_event(lane, *inline, context)) is None:
         return run(call, context)
     assert isinstance(call, ToolCall)
     event = lane.tape.look(lane, asked)
     if event.outcome:
-        return said_again(event, _again(call, context))
+        return said_again(event, _replayer(call, context))
     try:
         result = run(call, context)
     except EpisodeError as error:
-        if (ending := _failed(event, error)) is not None:
+        if (ending := _failed_event(event, error)) is not None:
             lane.tape.keep(lane, ending)
         raise
-    lane.tape.keep(lane, _kept(event, result))
+    lane.tape.keep(lane, _result_event(event, result))
     return result
 
 
@@ -103,14 +103,14 @@ async def slow_result(
 ) -> ToolResult:
     """The result of a call that may take its time: from the tape, or from the tool."""
     tool, call = made[0].tool, made[1]
-    asked = _asked(lane, tool, call.arguments, context)
+    asked = _make_event(lane, tool, call.arguments, context)
     if asked is None or is_spoiled(tool):
         return await run(made, context, index)
     make = partial(run, made, context, index)
-    return await through(lane, asked, make, again=_again(call, context), kept=_kept, failed=_failed)
+    return await through(lane, asked, make, again=_replayer(call, context), kept=_result_event, failed=_failed_event)
 
 
-def _failed(event: Event, error: BaseException) -> Event | None:
+def _failed_event(event: Event, error: BaseException) -> Event | None:
     """The end of an episode as a tape keeps it; a miss, which is this run's own, is none of it."""
     if isinstance(error, asyncio.CancelledError):
         return event.ended("cancelled")
@@ -124,15 +124,15 @@ def is_spoiled(tool: Tool) -> bool:
     return tool.policy is not None and tool.policy.faults is not None
 
 
-async def tried(
+async def run_try(
     lane: Lane, tool: Tool, arguments: Mapping[str, Any], context: ToolContext, run: Callable[[], Awaitable[ToolOutput]]
 ) -> ToolOutput:
     """One try of a tool whose calls are spoiled on purpose: what it gave or raised, from the tape or from the tool."""
-    asked = _asked(lane, tool, arguments, context)
-    return await (run() if asked is None else through(lane, asked, run, again=_ending, kept=_given, failed=_raised))
+    asked = _make_event(lane, tool, arguments, context)
+    return await (run() if asked is None else through(lane, asked, run, again=_replay, kept=_output, failed=_failure))
 
 
-def _given(event: Event, output: Any) -> Event:
+def _output(event: Event, output: Any) -> Event:
     """A try with what it gave. An output of another type is the tool's bug, which the caller finds."""
     text = output.text if type(output) is ToolOutput else None
     if type(text) is not str:
@@ -142,9 +142,9 @@ def _given(event: Event, output: Any) -> Event:
     return event.ended("ok", held) if is_json else event.ended("refused", reason="its value is no JSON")
 
 
-def _raised(event: Event, error: BaseException) -> Event:
+def _failure(event: Event, error: BaseException) -> Event:
     """A try with what it raised. Of a bug it matters whether it is an Exception, since others are not tried again."""
-    if isinstance(error, EpisodeError) and (ending := _failed(event, error)) is not None:
+    if isinstance(error, EpisodeError) and (ending := _failed_event(event, error)) is not None:
         return ending
     if isinstance(error, ToolFailed):
         names = ("text", "reason", "retryable", "whose", "details")
@@ -157,7 +157,7 @@ def _raised(event: Event, error: BaseException) -> Event:
     return event.ended("failed", {"bug": type(error).__name__, "is_exception": isinstance(error, Exception)}, "bug")
 
 
-def _ending(event: Event) -> ToolOutput:
+def _replay(event: Event) -> ToolOutput:
     """The return value of a try, which may be no output; raises the exception that it ended in then."""
     held = event.response
     if event.outcome == "ok":
@@ -172,7 +172,7 @@ def _ending(event: Event) -> ToolOutput:
     raise EpisodeError(held["message"], reason=held["reason"]) if "message" in held else ToolFailed(**held)
 
 
-def _kept(event: Event, result: Any) -> Event:
+def _result_event(event: Event, result: Any) -> Event:
     """A call with its result."""
     assert isinstance(result, ToolResult)
     held = plain(result)
@@ -181,7 +181,7 @@ def _kept(event: Event, result: Any) -> Event:
     return event.ended("ok" if result.outcome == "ok" else "failed", held, result.reason)
 
 
-def _again(call: ToolCall, context: ToolContext) -> Callable[[Event], ToolResult]:
+def _replayer(call: ToolCall, context: ToolContext) -> Callable[[Event], ToolResult]:
     """Makes a recorded result that of `call`, or raises the EpisodeError that it ended in then."""
 
     def again(event: Event) -> ToolResult:

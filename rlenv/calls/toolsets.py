@@ -43,20 +43,20 @@ def options_of(entry: ToolSpec, *, vars: Mapping[str, Any]) -> dict[str, Any]:
     options = entry.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=set(type(entry).aside))
     if isinstance(url := options.get("url"), str):
         # A constant may hold the server, and a part of the path with it.
-        options["url"] = _SERVER.sub("", _CONSTANT.sub(lambda one: _constant(one, vars), url), count=1)
+        options["url"] = _SERVER.sub("", _CONSTANT.sub(lambda one: _fill_constant(one, vars), url), count=1)
     was = former_names("tools", entry.kind)  # by which tapes know them
     options = {was.get(key, key): value for key, value in options.items()}
-    read = {name: value for text in texts_in(options) for name, value in _read(text, vars)}
+    read = {name: value for text in texts_in(options) for name, value in _read_constants(text, vars)}
     return {**options, "vars": read} if read else options
 
 
-def _constant(match: re.Match[str], vars: Mapping[str, Any]) -> str:
+def _fill_constant(match: re.Match[str], vars: Mapping[str, Any]) -> str:
     path = ("vars", *match[1].split("."))
-    found, value = _held(path, vars)
+    found, value = _lookup(path, vars)
     return value if found == path and isinstance(value, str) else match[0]
 
 
-def _read(text: str, vars: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _read_constants(text: str, vars: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The constants that a template reads, by their dotted names."""
     try:
         paths = compile_template(text).paths if "{" in text else ()
@@ -64,11 +64,11 @@ def _read(text: str, vars: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         return
     for path in paths:
         if path[0] == "vars":
-            found, value = _held(path, vars)
+            found, value = _lookup(path, vars)
             yield ".".join(found), plain(value)
 
 
-def _held(path: tuple[str, ...], vars: Mapping[str, Any]) -> tuple[tuple[str, ...], Any]:
+def _lookup(path: tuple[str, ...], vars: Mapping[str, Any]) -> tuple[tuple[str, ...], Any]:
     """As much of `path` as leads to a constant, and what stands there: a template may ask a text for its parts."""
     value: Any = vars
     for index, key in enumerate(path[1:], 1):
@@ -86,7 +86,7 @@ _POLICY = frozenset(
 )
 
 
-def governed(
+def govern(
     made: Sequence[Tool], name: str, entry: ToolSpec, loaded: LoadedSpec, *, of_rows: bool = False
 ) -> tuple[Tool, ...]:
     """The tools of the entry `name` with kind, policy, example, identity, digest and the entry's name.
@@ -107,7 +107,7 @@ def governed(
     content = entry.model_dump(mode="json", exclude=set(_POLICY))
     options = options_of(entry, vars=spec.vars)
     base = str(loaded.base_of(f"tools.{name}"))
-    pool = _digest([spec.name, spec.version, base, content]) if of_rows else ""
+    pool = _digest_of([spec.name, spec.version, base, content]) if of_rows else ""
     found = []
     for tool in made:
         parts = [content, tool.name, dict(tool.parameters), tool.identity]
@@ -115,13 +115,13 @@ def governed(
             tool,
             policy=policy_of(spec.calls, entry, idempotent=tool.idempotent, mutates=tool.mutates, cache_path=path),
             kind=entry.kind,
-            example=_example(tool, name, entry.example, made),
-            identity=_digest([spec.name, spec.version, base, *parts]),
+            example=_example_of(tool, name, entry.example, made),
+            identity=_digest_of([spec.name, spec.version, base, *parts]),
             entry=name,
             pool=pool,
             options=options | ({"source": tool.identity} if tool.identity else {}),
-            digest=_digest(parts),
-            ends=_ends(tool.name, name, entry.ends, spec) or tool.ends,
+            digest=_digest_of(parts),
+            ends=_make_ends(tool.name, name, entry.ends, spec) or tool.ends,
         )
         found.append(governed_tool)
     return tuple(found)
@@ -130,7 +130,7 @@ def governed(
 _log = secrets.logger("rlenv.tools")
 
 
-def ending(ends: str) -> Template:
+def ending_template(ends: str) -> Template:
     """The template that says after a call whether the episode has ended.
 
     Raises:
@@ -145,11 +145,11 @@ def ending(ends: str) -> Template:
     return template
 
 
-def _ends(tool: str, entry: str, own: bool | str, spec: EnvSpec) -> Ends | None:
+def _make_ends(tool: str, entry: str, own: bool | str, spec: EnvSpec) -> Ends | None:
     given = own or (spec.answer.from_ == "tool" and spec.answer.tool == tool)
     if isinstance(given, bool):
         return ends_once if given else None
-    template, told = ending(given), list[Exception]()
+    template, told = ending_template(given), list[Exception]()
 
     def asked(result: ToolResult, context: ToolContext) -> Literal["", "ended", "truncated"]:
         try:
@@ -175,7 +175,7 @@ def _ends(tool: str, entry: str, own: bool | str, spec: EnvSpec) -> Ends | None:
     return asked
 
 
-def _example(
+def _example_of(
     tool: Tool, name: str, example: Mapping[str, Any] | None, made: Sequence[Tool]
 ) -> Mapping[str, Any] | None:
     if example is None:
@@ -192,7 +192,7 @@ def _example(
     return found
 
 
-def _digest(parts: list[Any], option: int = orjson.OPT_SORT_KEYS) -> str:
+def _digest_of(parts: list[Any], option: int = orjson.OPT_SORT_KEYS) -> str:
     try:
         # Anything that JSON has no word for counts by its text: the digest only has to differ where tools do.
         written = orjson.dumps(parts, default=repr, option=option)
@@ -201,7 +201,7 @@ def _digest(parts: list[Any], option: int = orjson.OPT_SORT_KEYS) -> str:
     return blake2b(written, digest_size=16).hexdigest()
 
 
-def offering(entry: ToolSpec) -> Template | None:
+def offered_by(entry: ToolSpec) -> Template | None:
     """The template that says which rows have the tools of an entry; None where all have them, or none.
 
     Raises:
@@ -256,12 +256,12 @@ class ToolSets:
         self._change = change
         entries = loaded.spec.tools
         self._tools = {name: tool for name, tool in tools.items() if entries[tool.entry].offered is not False}
-        self._asked = {name: template for name, entry in entries.items() if (template := offering(entry)) is not None}
+        self._asked = {name: template for name, entry in entries.items() if (template := offered_by(entry)) is not None}
         first = {one.source: entry for entry, one in reversed(self._asked.items())}
         self._differing = {entry: self._asked[entry] for entry in first.values()}  # many entries may ask the same
         named = {name for entry in entries.values() if entry.kind == "code" for name in getattr(entry, "tools", ())}
         self._of_code = {name: tool for name, tool in tools.items() if name in named and name not in self._tools}
-        self.all = self._set(self._tools)
+        self.all = self._make_set(self._tools)
         """Every tool of the spec that some row may have."""
         self.is_by_row = bool(self._asked or rows)
         self.changes = any("user_turn" in one.names for one in self._asked.values()) or any(
@@ -280,11 +280,11 @@ class ToolSets:
         if not self.is_by_row:
             return self.all
         try:
-            answers = {one.source: self._chosen(entry, task, user_turn) for entry, one in self._differing.items()}
+            answers = {one.source: self._choose(entry, task, user_turn) for entry, one in self._differing.items()}
             chosen = {entry: answers[one.source] for entry, one in self._asked.items()}
             given = {entry: [*row.declared(task, user_turn)] for entry, row in self._rows.items()
                      if chosen.get(entry) is not False}  # fmt: skip
-            key = _digest([chosen, given], 0)  # prompts show the order of keys
+            key = _digest_of([chosen, given], 0)  # prompts show the order of keys
             if (found := self._made.get(key)) is None:
                 found = self._make(chosen, given)
                 while self._made and self._count + len(found.tools) > self._most:
@@ -297,7 +297,7 @@ class ToolSets:
             said = error.message if isinstance(error, UsageError) else failure(error)
             raise EpisodeError(f"the tools of this row cannot be made: {said}", reason="tools") from error
 
-    def _chosen(self, entry: str, task: Mapping[str, Any], user_turn: int) -> bool | list[str]:
+    def _choose(self, entry: str, task: Mapping[str, Any], user_turn: int) -> bool | list[str]:
         try:
             value = self._asked[entry].value(task=task, vars=self._loaded.spec.vars, user_turn=user_turn)
         except TemplateError as error:
@@ -315,7 +315,7 @@ class ToolSets:
         every = [*self._tools.values()]
         for entry, schemas in given.items():
             made, spec = self._rows[entry].made(schemas), self._loaded.spec
-            own = governed(made, entry, spec.tools[entry], self._loaded, of_rows=True)
+            own = govern(made, entry, spec.tools[entry], self._loaded, of_rows=True)
             every += own if self._change is None else map(self._change, own)
         found: dict[str, Tool] = {}
         for tool in every:
@@ -330,9 +330,9 @@ class ToolSets:
             if lost:
                 hint = did_you_mean(lost[0], known, "tools")
                 raise UsageError(f"tools.{entry}.offered names '{lost[0]}', and there is no such tool; {hint}")
-        return self._set(found)
+        return self._make_set(found)
 
-    def _set(self, tools: Mapping[str, Tool]) -> ToolSet:
+    def _make_set(self, tools: Mapping[str, Tool]) -> ToolSet:
         executor = self._executor.with_tools(tools)
         within = {**self._of_code, **tools}
         return ToolSet(tools, executor, self._executor.with_tools(within, executor) if self._of_code else executor)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rlenv import dialects
 from rlenv._base.bounded import plain, quick
 from rlenv._base.text import strings_in
-from rlenv.calls.toolsets import ending, governed, offering
+from rlenv.calls.toolsets import ending_template, govern, offered_by
 from rlenv.dialects.base import Dialect, fault_of
 from rlenv.dialects.built_in import find_mark, row_of
 from rlenv.endpoints import Endpoint, compile_endpoint
@@ -237,13 +237,13 @@ class _Work:
         for name, entry in self.spec.tools.items():
             path = f"tools.{name}"
             context = self._context_of(path, entry, self.resources_made, tools=dict(self.tools_made))
-            self.attempt(path, partial(offering, entry))
+            self.attempt(path, partial(offered_by, entry))
             made = self.attempt(path, partial(registry.get("tools", entry.kind).factory, name, entry, context))
             if isinstance(made, RowTools):
                 self.attempt(path, partial(self._govern_tools, made.made([{"name": name}]), name, entry))
                 self.row_tools[name] = made
                 if isinstance(entry.ends, str):
-                    self.attempt(path, partial(ending, entry.ends))
+                    self.attempt(path, partial(ending_template, entry.ends))
                 continue
             if made:
                 made = self.attempt(path, partial(self._govern_tools, made, name, entry))
@@ -260,7 +260,7 @@ class _Work:
         with under("parameters"):
             for tool in made:
                 ArgumentCheck(tool.parameters, tool=tool.name)
-        return governed(made, name, entry, self.loaded)
+        return govern(made, name, entry, self.loaded)
 
     def terms(self) -> None:
         for name, entry in self.spec.rewards.items():

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlenv.calls.cache import MAX_ENTRY_BYTES, CallCache, DiskStore, MemoryStore, default_path, pack, unpack
-from rlenv.calls.executor import coerced
+from rlenv.calls.executor import coerce
 from rlenv.calls.guard import OVERSIZE_CHARS, Injector, Rate
 from rlenv.calls.runner import SharedPlaces, shared_places
 from rlenv.concurrency.deadline import Breaker, CallSlots
@@ -311,16 +311,16 @@ def test_texts_are_taken_as_declared_types_where_all_then_fits(
     given: dict[str, Any], taken: dict[str, Any] | None
 ) -> None:
     before = repr(given)
-    found = coerced(given, ArgumentCheck(SCHEMA, tool="t"), ALL)
+    found = coerce(given, ArgumentCheck(SCHEMA, tool="t"), ALL)
     assert (found.arguments if found is not None else None) == taken
     assert repr(given) == before
 
 
 def test_only_declared_types_are_coerced() -> None:
     check = ArgumentCheck(SCHEMA, tool="t")
-    assert coerced({"n": "3"}, check, frozenset(("boolean",))) is None
-    assert coerced({"n": "3"}, check, frozenset(("number",))) is None
-    assert coerced({"on": "true"}, check, frozenset(("integer", "number"))) is None
+    assert coerce({"n": "3"}, check, frozenset(("boolean",))) is None
+    assert coerce({"n": "3"}, check, frozenset(("number",))) is None
+    assert coerce({"on": "true"}, check, frozenset(("integer", "number"))) is None
 
 
 def test_no_caller_alone_opens_a_breaker_by_what_may_be_its_own_doing() -> None:
@@ -552,12 +552,12 @@ def test_a_place_is_not_handed_to_who_has_stopped_waiting() -> None:
 
 @pytest.mark.parametrize(("text", "taken"), [("1." + "0" * 62, 1.0), ("1." + "0" * 63, None), ("9" * 20, 1e20)])
 def test_a_number_is_read_up_to_64_characters_and_an_integer_up_to_19_digits(text: str, taken: float | None) -> None:
-    found = coerced({"x": text}, ArgumentCheck(SCHEMA, tool="t"), ALL)
+    found = coerce({"x": text}, ArgumentCheck(SCHEMA, tool="t"), ALL)
     assert (found.arguments if found is not None else None) == (None if taken is None else {"x": taken})
     if taken == 1e20:
-        assert coerced({"n": text}, ArgumentCheck(SCHEMA, tool="t"), ALL) is None
+        assert coerce({"n": text}, ArgumentCheck(SCHEMA, tool="t"), ALL) is None
 
 
 def test_a_text_of_digits_is_an_integer_where_a_number_is_wanted_and_any_other_a_float() -> None:
-    read = [coerced({"x": text}, ArgumentCheck(SCHEMA, tool="t"), ALL) for text in ("7", "7.0", "7e0")]
+    read = [coerce({"x": text}, ArgumentCheck(SCHEMA, tool="t"), ALL) for text in ("7", "7.0", "7e0")]
     assert [repr(one and one.arguments["x"]) for one in read] == ["7", "7.0", "7.0"]
