@@ -50,7 +50,7 @@ def rewritten(message: Message, writer: Writer, read: Callable[[str], ParsedActi
     wanted = [(type(call), call.name) for call in message.tool_calls]
     kinds = [kind for kind, _ in wanted]
     first = nearly = ""
-    for text in _ways(message, writer):
+    for text in _list_ways(message, writer):
         first = first or text
         found = [(type(call), call.name) for call in read(text).calls]
         if found == wanted:
@@ -60,19 +60,19 @@ def rewritten(message: Message, writer: Writer, read: Callable[[str], ParsedActi
     return nearly or first
 
 
-def _ways(message: Message, writer: Writer) -> Iterator[str]:
+def _list_ways(message: Message, writer: Writer) -> Iterator[str]:
     calls, row = message.tool_calls, writer.row
     mark, close = writer.marks
     head = writer.action(replace(message, tool_calls=())) + (writer.chat.calls_behind if message.content else "")
     between = row.between or "\n"
-    if any(map(_came, calls)):
-        yield head + between.join(_came(call) or writer.calls((call,)) for call in calls)
+    if any(map(_text_as_read, calls)):
+        yield head + between.join(_text_as_read(call) or writer.calls((call,)) for call in calls)
         if row.shape != "object":
-            yield f"{head}{mark}[{', '.join(_item(call, writer) for call in calls)}]{close}"
+            yield f"{head}{mark}[{', '.join(_list_item(call, writer) for call in calls)}]{close}"
     if not row.plain:  # any text is a call there, for a tool that takes one
         yield writer.action(message)
     for opened in ("{", "NAME("):
-        given = [call if _came(call) else _behind(opened, call) for call in calls]
+        given = [call if _text_as_read(call) else _put_behind(opened, call) for call in calls]
         yield writer.action(replace(message, tool_calls=tuple(given)))
     opened = writer.spec.section_open + mark
     yield head + between.join(
@@ -80,18 +80,18 @@ def _ways(message: Message, writer: Writer) -> Iterator[str]:
     )
 
 
-def _came(call: Call) -> str:
+def _text_as_read(call: Call) -> str:
     """The text of a malformed call that was read from a text, so that its marks are in it; "" for any other."""
     return call.text if isinstance(call, MalformedCall) and call.start >= 0 else ""
 
 
-def _item(call: Call, writer: Writer) -> str:
+def _list_item(call: Call, writer: Writer) -> str:
     """A call as it stands in a list, without what the list has around it."""
     text = call.text if isinstance(call, MalformedCall) else writer.calls((call,))
     return text[max(text.find("{"), 0) : text.rfind("}") + 1] or text
 
 
-def _behind(opened: str, call: Call) -> Call:
+def _put_behind(opened: str, call: Call) -> Call:
     """A call that came as data, behind what opens one and is not closed."""
     if not isinstance(call, MalformedCall):
         return call
@@ -164,12 +164,12 @@ class TextDialect:
             if reader is not self:
                 return reader.parse(text, tools)
         if self._body_of is not None:
-            quick = self._quick(text, self._body_of)
+            quick = self._parse_common(text, self._body_of)
             if quick is not None:
                 return quick
         return Scan(self._grammar, text, tools).action()
 
-    def _quick(self, text: str, body_of: BodyReader) -> ParsedAction | None:
+    def _parse_common(self, text: str, body_of: BodyReader) -> ParsedAction | None:
         """The common message, read without a look at anything rare: at most one block of thinking, which stands first
         and is closed, and whole calls. None for any other; `parse` gives the same for these, only slower."""
         find, call_open, call_close = text.find, self._open, self._close

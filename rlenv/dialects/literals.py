@@ -55,7 +55,7 @@ class Broken(Exception):
         self.is_open = is_open
 
 
-def _near(text: str, at: int) -> str:
+def _show_near(text: str, at: int) -> str:
     return repr(text[at : at + 12]) if at < len(text) else "the end"
 
 
@@ -68,11 +68,11 @@ def call_at(reading: Reading, at: int) -> tuple[str, dict[str, Any], int]:
     text = reading.text
     match = NAME.match(text, at)
     if match is None:
-        raise Broken(f"expected a call such as f(x=1); found {_near(text, at)}", at)
+        raise Broken(f"expected a call such as f(x=1); found {_show_near(text, at)}", at)
     name = match[0]
     at = skip_space(text, match.end())
     if not text.startswith("(", at):
-        raise Broken(f"expected ( after {name[:40]}; found {_near(text, at)}", at)
+        raise Broken(f"expected ( after {name[:40]}; found {_show_near(text, at)}", at)
     at = skip_space(text, at + 1)
     arguments: dict[str, Any] = {}
     while not text.startswith(")", at):
@@ -81,13 +81,13 @@ def call_at(reading: Reading, at: int) -> tuple[str, dict[str, Any], int]:
             continue
         keyword = _KEYWORD.match(text, at)
         if keyword is None:
-            raise Broken(f"expected an argument by name, such as x=1; found {_near(text, at)}", at)
+            raise Broken(f"expected an argument by name, such as x=1; found {_show_near(text, at)}", at)
         if keyword[1] in arguments:
             raise Broken(f"the argument {keyword[1][:40]} is given twice; expected it once", at)
         value, end = value_at(reading, keyword.end())
         end = skip_space(text, end)
         if not text.startswith((",", ")"), end):
-            value, end = _inner(reading, keyword.end(), end)
+            value, end = _read_inner(reading, keyword.end(), end)
         arguments[keyword[1]] = value
         at = skip_space(text, end + 1) if text.startswith(",", end) else end
     return name, arguments, at + 1
@@ -104,11 +104,11 @@ def _named_by_dict(reading: Reading, at: int, arguments: dict[str, Any]) -> int:
     arguments.update(value)
     end = skip_space(reading.text, end)
     if not reading.text.startswith((",", ")"), end):
-        raise Broken(f"expected , or ) after the value; found {_near(reading.text, end)}", end)
+        raise Broken(f"expected , or ) after the value; found {_show_near(reading.text, end)}", end)
     return skip_space(reading.text, end + 1) if reading.text.startswith(",", end) else end
 
 
-def _inner(reading: Reading, start: int, end: int) -> tuple[str, int]:
+def _read_inner(reading: Reading, start: int, end: int) -> tuple[str, int]:
     """A string with quotes of its own kind inside, where that leniency is on."""
     text = reading.text
     pattern = _INNER.get(text[start : start + 1])
@@ -118,8 +118,8 @@ def _inner(reading: Reading, start: int, end: int) -> tuple[str, int]:
             after = skip_space(text, match.end())
             if text.startswith((",", ")"), after):
                 reading.used.append("inner_quotes")
-                return _unescaped(match[1], start), after
-    raise Broken(f"expected , or ) after the value; found {_near(text, end)}", end)
+                return _unescape(match[1], start), after
+    raise Broken(f"expected , or ) after the value; found {_show_near(text, end)}", end)
 
 
 def literal(text: str) -> tuple[Any] | str:
@@ -166,7 +166,7 @@ def value_at(reading: Reading, at: int) -> tuple[Any, int]:
                     at = _key(reading, at, stack[-1])
                     break
             if not text.startswith(close, at):
-                raise Broken(f"expected , or {close}; found {_near(text, at)}", at)
+                raise Broken(f"expected , or {close}; found {_show_near(text, at)}", at)
             at += 1
             stack.pop()
             if close == "}" and values and not keys:
@@ -193,7 +193,7 @@ def _key(reading: Reading, at: int, frame: tuple[str, list[Any], list[str]]) -> 
     end = skip_space(reading.text, end)
     if not reading.text.startswith(":", end):
         if keys or values:
-            raise Broken(f"expected : after the key; found {_near(reading.text, end)}", end)
+            raise Broken(f"expected : after the key; found {_show_near(reading.text, end)}", end)
         return at
     if not isinstance(key, str):
         raise Broken("a key is no text; expected it in quotes", at)
@@ -228,7 +228,7 @@ def _scalar(reading: Reading, at: int) -> tuple[Any, int]:
                 reading.used.append("raw_strings")
         if match is None:
             raise _open_string(text, first, at)
-        return _unescaped(match[1], at), match.end()
+        return _unescape(match[1], at), match.end()
     number = _NUMBER.match(text, at)
     if number is not None:
         digits = number[0].replace("_", "")
@@ -243,18 +243,18 @@ def _scalar(reading: Reading, at: int) -> tuple[Any, int]:
             raise Broken("the number is out of range", at)
         return value, number.end()
     if _NOT_FINITE.match(text, at) is not None:
-        raise Broken(f"{_near(text, at)} is no number that JSON has; expected a finite one", at)
+        raise Broken(f"{_show_near(text, at)} is no number that JSON has; expected a finite one", at)
     word = _WORD.match(text, at)
     if word is not None and word[0] in _WORDS:
         return _WORDS[word[0]], word.end()
-    raise Broken(f"expected a value; found {_near(text, at)}", at)
+    raise Broken(f"expected a value; found {_show_near(text, at)}", at)
 
 
 def _open_string(text: str, quote: str, at: int) -> Broken:
     """The fault of the string at `at` that does not close: the sign that breaks it off, or the text's end."""
     match = _INSIDE[quote].match(text, at)
     end = match.end() if match is not None else at + 1
-    near = _near(text, at)
+    near = _show_near(text, at)
     if end >= len(text):
         return Broken(f"the string {near} is not closed; expected the closing {quote} of it", at, is_open=True)
     if text[end] in "\r\n":
@@ -262,7 +262,7 @@ def _open_string(text: str, quote: str, at: int) -> Broken:
     return Broken(f"a control character stands in the string {near}; write it escaped, such as \\x00", end)
 
 
-def _unescaped(inner: str, at: int) -> str:
+def _unescape(inner: str, at: int) -> str:
     if "\\" in inner:
         inner = _ESCAPE.sub(_escape, inner)
     try:

@@ -42,15 +42,15 @@ def meaning_findings(given: DialectSpec, row: DialectSpec) -> Iterator[RowFault]
         path = place_of_form(row, index)
         if "calls" in given.model_fields_set:
             yield from _keys_of_other_bodies(path, form)
-        yield from _marks(path, form)
+        yield from _check_marks(path, form)
     yield from _dead_forms(row)
-    yield from _section(given, row)
-    yield from _thinking(given, row)
-    yield from _roles(given, row)
-    yield from _one_turn(given, row)
+    yield from _check_section(given, row)
+    yield from _check_thinking(given, row)
+    yield from _check_roles(given, row)
+    yield from _check_turn(given, row)
     yield from _beside_a_template(given)
     yield from idle_findings(given, row)
-    yield from _leniencies(given, row)
+    yield from _check_leniencies(given, row)
 
 
 def _keys_of_other_bodies(path: KeyPath, form: CallSpec) -> Iterator[RowFault]:
@@ -61,15 +61,15 @@ def _keys_of_other_bodies(path: KeyPath, form: CallSpec) -> Iterator[RowFault]:
     for bodies, keys in strange.items():
         wanted = " or ".join(bodies)
         if "body" not in form.model_fields_set:
-            message = f"{_quoted(keys)} {_are(keys)} read only with body: {wanted}; the form has none, which is json"
+            message = f"{_quote(keys)} {_are(keys)} read only with body: {wanted}; the form has none, which is json"
             hint = f"add body: {bodies[0]}"
         else:
-            message = f"{_quoted(keys)} {_are(keys)} read only with body: {wanted}; found body: {form.body}"
-            hint = f"remove {_quoted(keys)}, or write body: {wanted}"
+            message = f"{_quote(keys)} {_are(keys)} read only with body: {wanted}; found body: {form.body}"
+            hint = f"remove {_quote(keys)}, or write body: {wanted}"
         yield RowFault((*path, keys[0]), message, hint, "key")
 
 
-def _quoted(keys: list[str]) -> str:
+def _quote(keys: list[str]) -> str:
     return listed([f"'{key}'" for key in keys])
 
 
@@ -77,7 +77,7 @@ def _are(keys: list[str]) -> str:
     return "are" if len(keys) > 1 else "is"
 
 
-def _marks(path: KeyPath, form: CallSpec) -> Iterator[RowFault]:
+def _check_marks(path: KeyPath, form: CallSpec) -> Iterator[RowFault]:
     opens, closes = marks_of(form.open), marks_of(form.close)
     if not opens and not form.at_start:
         more = ", or at_start: true where the message starts with the call" if "at_start" in _read_by(form) else ""
@@ -147,7 +147,7 @@ def _start_of(form: CallSpec) -> str:
     return f'"{first}"'
 
 
-def _section(given: DialectSpec, row: DialectSpec) -> Iterator[RowFault]:
+def _check_section(given: DialectSpec, row: DialectSpec) -> Iterator[RowFault]:
     if row.section_open and not row.section_close:
         message = "the part of the message that holds calls is opened and never closed"
         yield RowFault(("section_open",), message, "add section_close: </calls>", "key")
@@ -161,7 +161,7 @@ def _section(given: DialectSpec, row: DialectSpec) -> Iterator[RowFault]:
                 yield RowFault((key,), message, f"add section_open: <calls>, or remove '{key}'", "key")
 
 
-def _thinking(given: DialectSpec, row: DialectSpec) -> Iterator[RowFault]:
+def _check_thinking(given: DialectSpec, row: DialectSpec) -> Iterator[RowFault]:
     marks = row.thinking_marks
     if marks.open and not marks.close:
         message = "thinking is opened and never closed, so that all behind it is thinking"
@@ -186,7 +186,7 @@ def _thinking(given: DialectSpec, row: DialectSpec) -> Iterator[RowFault]:
             yield RowFault((key,), message, f"add thinking_marks: {{open: …, close: …}}, or remove '{key}'", "key")
 
 
-def _roles(given: DialectSpec, row: DialectSpec) -> Iterator[RowFault]:
+def _check_roles(given: DialectSpec, row: DialectSpec) -> Iterator[RowFault]:
     chat = row.chat
     known = dict.fromkeys((*_ROLES, chat.result_role))
     for key in ("roles", "turns"):
@@ -201,7 +201,7 @@ def _roles(given: DialectSpec, row: DialectSpec) -> Iterator[RowFault]:
                 yield RowFault(("chat", key, role), message, "write result_role: tool, or remove it", "key")
 
 
-def _one_turn(given: DialectSpec, row: DialectSpec) -> Iterator[RowFault]:
+def _check_turn(given: DialectSpec, row: DialectSpec) -> Iterator[RowFault]:
     asked = given.chat.model_fields_set if "chat" in given.model_fields_set else set()
     if not row.chat.same_turn:
         if "reply" in asked:
@@ -237,20 +237,20 @@ def _beside_a_template(given: DialectSpec) -> Iterator[RowFault]:
             yield RowFault((key,), f"'{key}' is not read beside a chat template, which writes the prompt", hint, "key")
 
 
-def _leniencies(given: DialectSpec, row: DialectSpec) -> Iterator[RowFault]:
+def _check_leniencies(given: DialectSpec, row: DialectSpec) -> Iterator[RowFault]:
     for key in ("lenient", "offers"):
         if key not in given.model_fields_set:
             continue
         for index, name in enumerate(getattr(given, key)):
-            why = _idle(name, row)
+            why = _idle_reason(name, row)
             if why:
                 message = f"the leniency '{name}' can never apply: {why}"
-                fitting = [one for one in row.offers if not _idle(one, row) and one not in getattr(given, key)]
+                fitting = [one for one in row.offers if not _idle_reason(one, row) and one not in getattr(given, key)]
                 hint = f"remove it; those of the base are: {', '.join(fitting)}" if fitting else "remove it"
                 yield RowFault((key, index), message, hint)
 
 
-def _idle(name: Leniency, row: DialectSpec) -> str:
+def _idle_reason(name: Leniency, row: DialectSpec) -> str:
     """The reason why a leniency changes nothing in a row, "" where it may."""
     forms = calls_of(row)
     bodies = WORDS["leniencies"].get(name)

@@ -53,14 +53,14 @@ def round_trip_findings(row: DialectSpec, name: str = "inline") -> Iterator[RowF
     forms = calls_of(row)
     broken = False
     for index in range(len(forms)):
-        for finding in _form(dialect, index):
+        for finding in _check_form(dialect, index):
             broken = True
             yield finding
             break
     if not broken:
-        yield from _beside(dialect)
-        yield from _thinking(dialect)
-    yield from _conversation(dialect)
+        yield from _check_prose(dialect)
+        yield from _check_thinking(dialect)
+    yield from _check_turns(dialect)
 
 
 def _tools_for(form: CallSpec) -> tuple[Mapping[str, Any], Sequence[ToolCall]]:
@@ -72,7 +72,7 @@ def _tools_for(form: CallSpec) -> tuple[Mapping[str, Any], Sequence[ToolCall]]:
     return tools, [ToolCall(form.tool, {key: text}) for text in ("cats", 'say "hi" \\ it\'s', "世界 é", "two\nlines")]
 
 
-def _same(read: ParsedAction, calls: Sequence[ToolCall]) -> bool:
+def _are_same(read: ParsedAction, calls: Sequence[ToolCall]) -> bool:
     return [_plain(call) for call in read.calls] == [_plain(call) for call in calls]
 
 
@@ -94,7 +94,7 @@ def _read_as(read: ParsedAction) -> str:
     return "thinking" if read.thinking else "content, without a call"
 
 
-def _form(dialect: TextDialect, index: int) -> Iterator[RowFault]:
+def _check_form(dialect: TextDialect, index: int) -> Iterator[RowFault]:
     """The form with that index, written by itself and read by the whole dialect."""
     row = dialect.spec
     form = calls_of(row)[index]
@@ -104,14 +104,14 @@ def _form(dialect: TextDialect, index: int) -> Iterator[RowFault]:
     for call in calls:
         text = writer.render_action(Message("assistant", "", (call,)))
         read = _behind_thinking(dialect, text, tools)
-        if not _same(read, (call,)):
-            yield _one_call(row, index, path, text, call, read, _behind_thinking(writer, text, tools))
+        if not _are_same(read, (call,)):
+            yield _call_fault(row, index, path, text, call, read, _behind_thinking(writer, text, tools))
             return
     several = tuple(calls[:3])
     for count in (2, 3):
         text = writer.render_action(Message("assistant", "", several[:count]))
         read = _behind_thinking(dialect, text, tools)
-        if not _same(read, several[:count]):
+        if not _are_same(read, several[:count]):
             yield _several_calls(path, form, text, count, read)
             return
         if read.content:
@@ -121,19 +121,19 @@ def _form(dialect: TextDialect, index: int) -> Iterator[RowFault]:
             return
 
 
-def _one_call(
+def _call_fault(
     row: DialectSpec, index: int, path: KeyPath, text: str, call: ToolCall, read: ParsedAction, alone: ParsedAction
 ) -> RowFault:
     """The finding of a call that does not read back, at the key that is most likely at fault."""
     form = calls_of(row)[index]
     message = f"what is written does not read back: {shown(text)} is read as {_read_as(read)}"
-    rival = _rival(row, index) if _same(alone, (call,)) else -1
+    rival = _rival(row, index) if _are_same(alone, (call,)) else -1
     if rival >= 0:
         hint = f"form {rival + 1} takes it; give that one 'starts', or another opening mark"
         return RowFault((*path, "open"), message, hint)
     first = read.calls[0] if len(read.calls) == 1 else None
     if isinstance(first, ToolCall) and form.body == "tagged":
-        if _stripped(first.arguments) != _stripped(call.arguments):
+        if _strip(first.arguments) != _strip(call.arguments):
             return RowFault(path, message, "look at 'value_open' and 'untyped', which say how a value is read", "key")
         if form.value_pad:
             trim = "newline" if not form.value_pad.strip("\n") else "space"
@@ -148,7 +148,7 @@ def _one_call(
     return RowFault(path, message, "look at the marks: one of them stands inside another, or in what is written", "key")
 
 
-def _stripped(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _strip(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value.strip() if isinstance(value, str) else value for key, value in arguments.items()}
 
 
@@ -172,7 +172,7 @@ def _several_calls(path: KeyPath, form: CallSpec, text: str, count: int, read: P
     return RowFault(path, message, 'write between: "\\n"', "key")
 
 
-def _beside(dialect: TextDialect) -> Iterator[RowFault]:
+def _check_prose(dialect: TextDialect) -> Iterator[RowFault]:
     """Words without a call are content, and stay so in front of calls."""
     row = dialect.spec
     form = calls_of(row)[0]
@@ -189,26 +189,26 @@ def _beside(dialect: TextDialect) -> Iterator[RowFault]:
         return  # what starts the message has nothing in front of it
     text = dialect.render_action(Message("assistant", _BESIDE, tuple(calls[:1])))
     read = _behind_thinking(dialect, text, tools)
-    if not _same(read, calls[:1]) or read.content != _BESIDE:
+    if not _are_same(read, calls[:1]) or read.content != _BESIDE:
         message = f"words in front of a call do not read back: {shown(text)} is read as {_read_as(read)}"
-        if read.calls and _same(read, calls[:1]):
+        if read.calls and _are_same(read, calls[:1]):
             message = f"words in front of a call do not read back: {shown(text)} gives {shown(read.content)} as content"
         yield RowFault(("chat", "calls_behind"), message, 'write calls_behind: "\\n"')
 
 
 def _behind_thinking(dialect: TextDialect, text: str, tools: Mapping[str, Any]) -> ParsedAction:
     """The reading of a turn, whose thinking is closed first where the prompt has opened it."""
-    return dialect.parse(_after("", dialect.spec.thinking_marks.close, text, dialect.spec), tools)
+    return dialect.parse(_close_thought("", dialect.spec.thinking_marks.close, text, dialect.spec), tools)
 
 
-def _after(thought: str, behind: str, text: str, row: DialectSpec) -> str:
+def _close_thought(thought: str, behind: str, text: str, row: DialectSpec) -> str:
     """A thought, what ends it and what follows; a prompt that opens it may leave its end to what is written."""
     if row.thinking_open:
         return thought + (text if row.thinking_marks.close in text else behind + text)
     return thought + (behind if thought else "") + text
 
 
-def _thinking(dialect: TextDialect) -> Iterator[RowFault]:
+def _check_thinking(dialect: TextDialect) -> Iterator[RowFault]:
     """A thought that is written is thinking, what stands behind it is not, and a call inside it is none."""
     row = dialect.spec
     marks = row.thinking_marks
@@ -221,7 +221,7 @@ def _thinking(dialect: TextDialect) -> Iterator[RowFault]:
     # A family may close both with one mark; a call in a thought then ends it.
     thoughts = (_THOUGHT,) if marks.close in call else (_THOUGHT, f"{_THOUGHT} {call} or not.")
     for thought in thoughts:
-        text = _after(before + thought, behind, dialect.render_action(Message("assistant", "Done.")), row)
+        text = _close_thought(before + thought, behind, dialect.render_action(Message("assistant", "Done.")), row)
         read = dialect.parse(text, tools)
         if read.calls:
             message = f"a call inside thinking is read as a call: {shown(text)}"
@@ -233,14 +233,14 @@ def _thinking(dialect: TextDialect) -> Iterator[RowFault]:
             hint = f"write it between its marks: {shown(marks.open + '{thinking}' + marks.close)}"
             yield RowFault(("thinking_marks", "written"), message, hint)
             return
-    text = _after(before + _THOUGHT, behind, call, row)
+    text = _close_thought(before + _THOUGHT, behind, call, row)
     read = dialect.parse(text, tools)
-    if not _same(read, calls[:1]):
+    if not _are_same(read, calls[:1]):
         message = f"a call behind thinking does not read back: {shown(text)} is read as {_read_as(read)}"
         yield RowFault(("thinking_marks", "written"), message, "end it with the mark 'close'")
 
 
-def _conversation(dialect: TextDialect) -> Iterator[RowFault]:
+def _check_turns(dialect: TextDialect) -> Iterator[RowFault]:
     """Every message is shown, results in their order, and a prompt grows by what is said and observed."""
     tools = [{"type": "function", "function": dict(TOOLS["search"])}]
     user = Message("user", "What is {x}?")
@@ -258,10 +258,10 @@ def _conversation(dialect: TextDialect) -> Iterator[RowFault]:
         what = f"two results are not shown in their order: the model reads {shown(observed)}"
         yield RowFault(("chat", "result"), what, "put {content} into 'result' and into the turn of 'result_role'")
         return
-    yield from _grows(dialect, user)
+    yield from _check_growth(dialect, user)
 
 
-def _grows(dialect: TextDialect, user: Message) -> Iterator[RowFault]:
+def _check_growth(dialect: TextDialect, user: Message) -> Iterator[RowFault]:
     row = dialect.spec
     if not row.thinking or row.thinking_open:
         return  # the prompt holds what is left out of earlier turns on purpose

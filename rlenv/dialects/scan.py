@@ -319,7 +319,7 @@ class Scan:
         """Takes the calls that begin at `start`, unless they are spoken of in thinking that ends inside them."""
         calls, end, is_open = outcome
         if self._reading is not None and self._reading.has_surrogates:
-            calls = [_checked(self._text, call) for call in calls]
+            calls = [_check_call(self._text, call) for call in calls]
         if self._closes and end > self._next_close and any(type(call) is MalformedCall for call in calls):
             self._end_unopened()
             return
@@ -380,7 +380,7 @@ class Scan:
         return self._text[part[0] : part[1]].strip()
 
 
-def _checked(text: str, call: Call) -> Call:
+def _check_call(text: str, call: Call) -> Call:
     """The call, or a malformed one where it holds half a surrogate pair, which no JSON can."""
     if isinstance(call, ToolCall):
         try:

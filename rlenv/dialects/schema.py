@@ -56,10 +56,10 @@ class Shape:
         for part in self._parts:
             properties = part.get("properties")
             if isinstance(properties, Mapping) and key in properties:
-                return self._of(key, properties[key])
+                return self._shape_of(key, properties[key])
         for part in self._parts:
             if isinstance(part.get("additionalProperties"), Mapping):
-                return self._of(("more", key), part["additionalProperties"])
+                return self._shape_of(("more", key), part["additionalProperties"])
         return None
 
     def at_index(self, index: int) -> Shape | None:
@@ -67,9 +67,9 @@ class Shape:
         for part in self._parts:
             first = part.get("prefixItems")
             if isinstance(first, (list, tuple)) and index < len(first):
-                return self._of(index, first[index])
+                return self._shape_of(index, first[index])
             if "items" in part:
-                return self._of("items", part["items"])
+                return self._shape_of("items", part["items"])
         return None
 
     @property
@@ -88,7 +88,7 @@ class Shape:
         named = [key for keys in lists if isinstance(keys, (list, tuple)) for key in keys if isinstance(key, str)]
         return tuple(dict.fromkeys(named))
 
-    def _of(self, key: Any, schema: Any) -> Shape:
+    def _shape_of(self, key: Any, schema: Any) -> Shape:
         known = self._inside.get(key)
         if known is None or known.schema is not schema:
             known = self._inside[key] = Shape(schema, self._root)
@@ -102,9 +102,9 @@ class Shape:
             return frozenset()
         seen.add(id(schema))
         self._parts.append(schema)
-        found = _named(schema.get("type")) or _values(schema)
+        found = _named_types(schema.get("type")) or _value_types(schema)
         if "$ref" in schema:
-            found = _both(found, self._collect(_target(self._root, schema["$ref"]), seen, level + 1))
+            found = _common_types(found, self._collect(_resolve(self._root, schema["$ref"]), seen, level + 1))
         for key in ("anyOf", "oneOf", "allOf"):
             options = schema.get(key)
             if not isinstance(options, (list, tuple)):
@@ -112,18 +112,18 @@ class Shape:
             each = [self._collect(option, seen, level + 1) for option in options]
             if key == "allOf":
                 for kinds in each:
-                    found = _both(found, kinds)
+                    found = _common_types(found, kinds)
             else:
-                found = _both(found, frozenset().union(*each))
+                found = _common_types(found, frozenset().union(*each))
         if not found:
-            found = _implied(schema)
+            found = _implied_type(schema)
         enum = schema.get("enum")
         if found and (schema.get("nullable") is True or (isinstance(enum, (list, tuple)) and None in enum)):
             found |= {"null"}
         return found
 
 
-def _named(kind: Any) -> frozenset[str]:
+def _named_types(kind: Any) -> frozenset[str]:
     names = kind if isinstance(kind, (list, tuple)) else (kind,)
     return frozenset(_name(name) for name in names if isinstance(name, str))
 
@@ -134,7 +134,7 @@ def _name(name: str) -> str:
     return known or next((kind for beginning, kind in _BEGINNINGS if name.startswith(beginning)), "any")
 
 
-def _values(schema: Mapping[str, Any]) -> frozenset[str]:
+def _value_types(schema: Mapping[str, Any]) -> frozenset[str]:
     """The types of the values that `enum` or `const` lists."""
     values = schema.get("enum")
     if not isinstance(values, (list, tuple)):
@@ -143,7 +143,7 @@ def _values(schema: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(kinds.get(type(value), "array") for value in values)
 
 
-def _implied(schema: Mapping[str, Any]) -> frozenset[str]:
+def _implied_type(schema: Mapping[str, Any]) -> frozenset[str]:
     """The type that keywords stand for which only one type has."""
     if isinstance(schema.get("properties"), Mapping) or isinstance(schema.get("additionalProperties"), Mapping):
         return frozenset(("object",))
@@ -151,7 +151,7 @@ def _implied(schema: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(("array",)) if is_list else frozenset()
 
 
-def _both(one: frozenset[str], other: frozenset[str]) -> frozenset[str]:
+def _common_types(one: frozenset[str], other: frozenset[str]) -> frozenset[str]:
     """The types that two schemas of one value allow together."""
     if not one or not other:
         return one or other
@@ -161,7 +161,7 @@ def _both(one: frozenset[str], other: frozenset[str]) -> frozenset[str]:
     return both or one | other
 
 
-def _target(root: Any, pointer: Any) -> Any:
+def _resolve(root: Any, pointer: Any) -> Any:
     """The target of a reference inside the same schema (JSON Pointer, RFC 6901); None where there is none."""
     if not isinstance(pointer, str) or not pointer.startswith("#"):
         return None

@@ -80,8 +80,8 @@ class TaggedForm:
             ends = {"marks": (self._closes, self._stops), "calls": ((), self.next_calls), "nothing": ((), ())}
             end, is_cut = reading.recover(max(fault.at, begin), *ends[fault.behind])
             return [malformed(text, fault.reason, start, end, name)], end, is_cut
-        unwrapped = self._unwrapped(reading, arguments, reading.shape(name))
-        reason = self._unknown(reading, name, unwrapped)
+        unwrapped = self._unwrap(reading, arguments, reading.shape(name))
+        reason = self._unknown_reason(reading, name, unwrapped)
         if reason:
             return [malformed(text, reason, start, end, name)], end, False
         return [tool_call(name, unwrapped, None, start, end)], end, False
@@ -151,7 +151,7 @@ class TaggedForm:
         if key in arguments:
             raise _Fault(f"the parameter {key[:40]!r} is given twice; expected it once", at)
         try:
-            arguments[key] = self._typed(reading, name, key, value, how, kind)
+            arguments[key] = self._read_typed(reading, name, key, value, how, kind)
         except RefusedValue as error:
             raise _Fault(f"in the value of {key[:40]!r}: {error}", at) from error
         return at
@@ -192,27 +192,27 @@ class TaggedForm:
             # Only where the value would swallow the next parameter, the end of the call or the next call.
             other, _ = reading.first((*self._keys, *self._closes, *self.opens), at)
             if other >= 0 and (place < 0 or other < place) and reading.allows("open_parameters"):
-                return self._trimmed(text[at:other], space=True), other
+                return self._trim(text[at:other], space=True), other
         if place < 0:
             if reading.allows("open_calls"):
                 end = reading.without_cut_mark((close_mark, *self._closes), at)
-                return self._trimmed(text[at:end]), len(text)
+                return self._trim(text[at:end]), len(text)
             # Such a value goes on to the text's end, and may hold the marks that close calls.
             raise _Fault(f"the value of {key[:40]!r} is not closed; expected {close_mark}", at, behind="calls")
         opened, _ = reading.first(self._stops, at)
         if 0 <= opened < place and 0 <= reading.first(self._keys, opened)[0] < place:
             # Not a text about a mark: the next call begins here, and its first value would end this one.
             raise _Fault(f"the value of {key[:40]!r} is not closed before the next call; expected {close_mark}", at)
-        return self._trimmed(text[at:place]), place + len(close_mark)
+        return self._trim(text[at:place]), place + len(close_mark)
 
-    def _trimmed(self, value: str, *, space: bool = False) -> str:
+    def _trim(self, value: str, *, space: bool = False) -> str:
         if self._spec.trim == "space" or (space and self._spec.trim == "nothing"):
             return value.strip()
         if self._spec.trim == "lines" and len(value) > 1 and value[0] == value[-1] == "\n":
             return value[1:-1]
         return value.removeprefix("\n").removesuffix("\n") if self._spec.trim == "newline" else value
 
-    def _typed(self, reading: Reading, name: str, key: str, value: str, how: str, kind: str) -> Any:
+    def _read_typed(self, reading: Reading, name: str, key: str, value: str, how: str, kind: str) -> Any:
         shape = reading.parameter(name, key)
         if kind and kind != "any":
             base = kind.partition("[")[0].strip()
@@ -228,7 +228,7 @@ class TaggedForm:
         untyped = "json" if how == "json" else self._spec.untyped
         return typed(value, shape, untyped=untyped, none=self._none, other=self._other)
 
-    def _unwrapped(self, reading: Reading, arguments: dict[str, Any], shape: Shape | None) -> dict[str, Any]:
+    def _unwrap(self, reading: Reading, arguments: dict[str, Any], shape: Shape | None) -> dict[str, Any]:
         if "unwrap" not in reading.lenient or len(arguments) != 1 or shape is None:
             return arguments
         ((key, value),) = arguments.items()
@@ -246,7 +246,7 @@ class TaggedForm:
             value = None if isinstance(loaded, str) else loaded[0]
         return value if isinstance(value, dict) and reading.allows("unwrap") else arguments
 
-    def _unknown(self, reading: Reading, name: str, arguments: dict[str, Any]) -> str:
+    def _unknown_reason(self, reading: Reading, name: str, arguments: dict[str, Any]) -> str:
         """The reason why a call of an unknown tool or parameter is none, for families where that decides."""
         known = self._spec.known
         if known == "anything" or not reading.tools:
