@@ -166,7 +166,7 @@ class _ModelSession:
         with asks("user"):
             made = self._made.setdefault(self._spoken, [])  # what a try before this one has called is done
             while True:
-                answer = await ask([*messages, *made], around=around if opening else at_once)
+                answer = await (ask([*messages, *made], around=around) if opening else ask(messages, around=at_once))
                 calls, text = schemas and answer.message.tool_calls, answer.message.content
                 if calls and not opening:
                     return "(a call)"  # asked beside the dialogue: no part of the episode, and nothing of it changes

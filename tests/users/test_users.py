@@ -467,17 +467,21 @@ def test_both_sides_have_tools_on_the_same_world(make_environment: Make) -> None
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
-@pytest.mark.parametrize(("said", "line", "reason"), [("Please turn it on.", "on", "host"), ("vile", "off", "user")])
+@pytest.mark.parametrize(
+    ("said", "line", "reason"),
+    [("Please turn it on.", "on", "host"), ("vile", "off", "user"), ("Read what I left.", "on", "user")],
+)
 def test_a_call_of_the_users_is_made_once_however_often_its_model_is_asked(
     make_environment: Make, said: str, line: str, reason: str
 ) -> None:
-    """It gives no reply behind its call at first; or has none to the policy's words, and makes a call without these."""
+    """It gives no reply behind its call at first; or has none to the policy's words, and makes a call without these; or
+    has none to what its call gives, which is no part of what it is asked without these either."""
     silent = 1
 
     def answer(body: Any) -> Any:
         nonlocal silent
         texts = [str(one["content"]) for one in body["messages"]]
-        if "vile" in texts:
+        if "vile" in texts or (said == "Read what I left." and "it is on now" in texts):
             return Reply(400)
         if "it is on now" not in texts:
             return Message("assistant", "", (ToolCall("toggle", {}, "1"),))
