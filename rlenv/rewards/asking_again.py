@@ -303,7 +303,9 @@ class _Turns(Generic[_T]):
                 tries.well += sum(one.times for one in asked if isinstance(one, Answered))
             tries.gone_since, is_first = None, False
             if not tries.holds:
+                again = self.limit.clock_s
                 await asyncio.sleep(0.001)  # one that answers at once would be asked thousands of times
+                self.looked_s += self.limit.clock_s - again
         return None
 
     def _wait(self, tried: Refused | Untold, what: str) -> None:

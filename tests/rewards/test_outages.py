@@ -384,6 +384,25 @@ def test_what_fails_beside_others_is_asked_alone_and_what_failed_before_counts_n
     assert failed_alone == 13
 
 
+def test_a_known_question_that_is_answered_at_once_is_asked_no_longer_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask_known() -> Answered[str]:
+        return Answered("well")
+
+    async def ask_very() -> Refused:
+        await passes(0.4)
+        return Refused("it fell")
+
+    async def main() -> tuple[str | None, float]:
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(time, "monotonic", loop.time)
+        return await in_turn(ask_known, ask_very, within_s=36.0, tries=Known(asyncio.Lock(), holds=False)), loop.time()
+
+    random.seed(1)  # of the order of tries
+    found, seconds = run_skipping(main())
+    assert found is None
+    assert seconds < 24.0
+
+
 @pytest.mark.parametrize(("known_s", "most_s"), [(0.05, 3 * 36.0), (0.5, 36.0)])
 def test_those_who_fail_at_a_server_that_fails_now_and_then_wait_for_each_other_no_longer_than_twice_their_time(
     known_s: float, most_s: float, monkeypatch: pytest.MonkeyPatch
