@@ -22,7 +22,7 @@ _COMMANDS = dict(zip("·×÷±≤≥≠∞∪∅", "cdot times div pm le ge ne i
 _SIGNS = str.maketrans({"\u2013": "-", "\u2014": "-", **{sign: f"\\{name} " for sign, name in _COMMANDS.items()}})
 _RAISED, _RAISED_DIGITS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+"), str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _ROOT_OF = re.compile(r"√\s?(?:(\d{1,40}|[A-Za-z])|(?=\())")
-_ORDINAL = re.compile(r"(?<=\d)\s?\^\s?(?:\{\s?)?\\(?:text|mathrm)\s?\{(?:st|nd|rd|th)\}\}?\Z")
+_ORDINAL = re.compile(r"(?<=\d)(?:\s?\^\s?(?:\{\s?)?\\(?:text|mathrm)\s?\{(?:st|nd|rd|th)\}\}?|st|nd|rd|th)\Z")
 _THOUSANDS = re.compile(r"(?<=\d)(?:\\[,!;: ]|\{,\})(?=\d{3}(?!\d))")
 _SPELLINGS = {
     r"\\(?:left|right)(?![A-Za-z])|(?<!\\)\\!": "",
@@ -85,7 +85,10 @@ _UNIT = re.compile(
     rf"(?:{_MARKED}(?P<marked>(?:[^{{}}]|\{{\d\}}){{1,60}})\}}|(?<![\\A-Za-z])(?P<raw>[A-Za-z][A-Za-z./ ]{{0,60}})"
     r"|(?P<sign>[€£¥¢]|\^\{\\circ\}))\s*(?:\^\s*\{?\s*(?P<power>[23])\s*\}?)?\Z"
 )
-_UNIT_WORD = re.compile(r"(?!(?:and|but|e|i|incorrect|it|no|nor|not|or|so|wrong)\Z)[^\W\d_]+[23]?|[/°$€£¥¢]")
+_UNIT_WORD = re.compile(
+    r"(?!(?:and|base|but|e|factorial|hal(?:f|ves)|i|incorrect|it|negative|never|no|nor|not|or|so|thirds?|wrong"
+    r"|(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand)ths?)\Z)[^\W\d_]+[23]?|[/°$€£¥¢]"
+)
 _ENDED = re.compile(r"[\w)}\]]\Z")
 _NAMES = re.compile(r"(?<![\\A-Za-z])[A-Za-z]")
 _SUM = re.compile(r"[\w)}\]]\s*[+-]")
@@ -102,6 +105,7 @@ _BASED = re.compile(
 ABOUT = re.compile(r"^((?:[\s$]|\\[(\[])*)(?:\\(?:approx|approxeq|sim|simeq|cong)(?![A-Za-z])|≈|~)\s*")
 _PLAIN_WORD = re.compile(
     rf"(?<![\\A-Za-z])(pi|theta|alpha|beta|gamma|infinity|infty|{'|'.join(_FUNCTIONS.split())})(?![A-Za-z])"
+    r"(?!(?<=sec)[.\s]*(?:\}|\Z))"  # which are seconds
 )
 _GREEK = (
     r"(?:var)?(?:[aA]lpha|[bB]eta|[gG]amma|[dD]elta|[eE]psilon|[zZ]eta|[eE]ta|[tT]heta|[iI]ota|[kK]appa|[lL]ambda|[mM]u|"
@@ -139,7 +143,8 @@ def bare(text: str) -> str:
     text = _THOUSANDS.sub("", _BASED.sub(_in_ten, text))
     for spelled, meant in _SPELLINGS.items():
         text = re.sub(spelled, meant, text)
-    text = _DEGREES.sub(_in_radians, _RUN.sub("  ", text)) if _TURNS.search(text) else _RUN.sub("  ", text)
+    text = _RUN.sub("  ", text)
+    text = _DEGREES.sub(lambda one: rf"({_written(Fraction(one[1]) / 180)}\pi)", text) if _TURNS.search(text) else text
     text = _ORDINAL.sub("", text.rstrip(",;\\ ")).strip()
     text = re.sub(r"^([+-]?)\s*\\?([$€£¥])\s*(.+)", r"\1\3\\text{\2}", text)
     text = text.replace(" ", "") if _SPACED.fullmatch(text) else text
@@ -162,11 +167,6 @@ def _sum(mixed: re.Match[str]) -> Fraction | None:
     sign, whole, *parts = mixed.groups()
     above, below = (int(part) for part in parts if part is not None)
     return (-1 if sign == "-" else 1) * (int(whole) + Fraction(above, below)) if above < below else None
-
-
-def _in_radians(found: re.Match[str]) -> str:
-    turned = Fraction(found[1]) / 180
-    return rf"(\frac{{{turned.numerator}\pi}}{{{turned.denominator}}})"
 
 
 def _repeating(found: re.Match[str]) -> Fraction:
@@ -251,8 +251,7 @@ def plain_number(text: str) -> Fraction | None:
 
 def is_text(text: str) -> bool:
     """True of what is no expression and compared as it is written: words, a choice or points named by capitals, a
-    date, a time, a measure in two units, a name with primes, or numbers side by side.
-    """
+    date, a time, a measure in two units, a name with primes, or numbers side by side."""
     if _AS_WRITTEN.fullmatch(text) or _has_words(text):
         return True
     return _BESIDE.search(_MIXED.sub(lambda mixed: str(_sum(mixed) or mixed[0]), _TEXT.sub(r" \1 ", text))) is not None
@@ -312,13 +311,13 @@ def split_unit(
 
 def _are_units(before: str, words: list[str], letters: frozenset[str]) -> bool:
     """True if bare words behind an expression are its unit, and no names that it is multiplied by."""
+    if has_names(before) or words[0] in ("squared", "cubed"):
+        return False
     if len(words) == 1 and len(words[0]) == 1:
         is_one = words[0] in letters and not before[-1].isalpha() and _SUM.search(before) is None
-        return (is_one or before.endswith("\\circ}")) and not has_names(before)
-    known = (*_UNIT_WORDS, *_TIMES, *letters, "/")
-    return not has_names(before) and all(
-        word in known or (len(word) > 2 and word not in _KNOWN and word not in _SHORT_WORDS) for word in words
-    )
+        return is_one or before.endswith("\\circ}")
+    known = (*_UNIT_WORDS, *_TIMES, *_POWERS, *letters, "/")
+    return all(word in known or (len(word) > 2 and word not in _KNOWN | _SHORT_WORDS) for word in words)
 
 
 def _in_short(words: list[str]) -> str:
@@ -345,8 +344,7 @@ def _are_names(run: str) -> bool:
 def cased(*given: str) -> tuple[str, ...]:
     """The texts with another letter for each capital that is a name beside the same small one, as in `R - r`.
 
-    The library reads both as one name.
-    """
+    The library reads both as one name."""
     names = ["".join(filter(_are_names, _RUNS.findall(text))) for text in given]
     both = sorted({one for held in names for one in held if one.isupper() and one.lower() in held})
     unused = [one for one in "kqwvzjyxuabcfghlmnoprst" if not any(one in text.lower() for text in given)]
@@ -360,8 +358,7 @@ def cased(*given: str) -> tuple[str, ...]:
 def listed(text: str) -> tuple[str, tuple[str, ...]]:
     """The bracket of a list and its elements; `1,2` has the bracket ",", and what is no list has "" and is one element.
 
-    `\\pm` stands for two elements. Of `x\\in(1,2)`, which is no pair, the bracket is "in".
-    """
+    `\\pm` stands for two elements. Of `x\\in(1,2)`, which is no pair, the bracket is "in"."""
     if _GROUPED.fullmatch(text):
         return "", (text,)
     member = _MEMBER.match(text)
@@ -406,8 +403,7 @@ def _split(text: str, marks: re.Pattern[str]) -> list[str]:
 
 def sides(text: str) -> tuple[str, tuple[str, ...]]:
     """The name that a chain of equations begins with ("" for none), and its sides: `x = 3 + 4 = 7` has the name `x`
-    and the sides `3 + 4` and `7`; what is no equation is one side.
-    """
+    and the sides `3 + 4` and `7`; what is no equation is one side."""
     parts = _split(text, _EQUALS)
     if len(parts) > 1 and _NAME.fullmatch(parts[0]):
         return re.sub(r"[{} ]", "", parts[0]), tuple(parts[1:])

@@ -134,6 +134,13 @@ a+2d | a+2 d
 9.8\text{ m/s}^2 | 9.8\,\mathrm{m/s^2}
 100\pi\text{ square inches} | 100\pi\text{ in}^2
 3\text{ dozen} | 36
+30 sec | 30
+30 sec | 30\text{ s}
+30\text{ sec.} | 30 seconds
+\sec^2 x | sec^2 x
+5 sq. ft. | 5\text{ ft}^2
+5 cm squared | 5\text{ cm}^2
+5th | 5
 10:45\text{ a.m.} | 10:45 AM
 2:5 | 4 : 10
 \text{(A)} | A
@@ -217,6 +224,10 @@ y = 5+2t | 7
 100\pi\text{ square inches} | 100\pi\text{ inches}
 5 m = 5\text{ cm} | 5\text{ cm}
 3\text{ dozen} | 3
+30 sec | 30 min
+7 squared | 7
+7 tenths | 7
+7 factorial | 7
 10:45\text{ a.m.} | 10:45 p.m.
 3:30 | 1/10
 2024-03-15 | 2006
