@@ -26,7 +26,7 @@ from rlenv.rewards._math_text import bare, has_names, is_text, listed, plain_num
 _MEMORY_BYTES = 1 << 30
 # Decimals are compared to so many places: one that is right to twelve was computed, not guessed.
 _PLACES = 12
-_ZERO = 10**-100  # what is computed of an expression that is zero may be as far from it
+_DIGITS = 400
 _GOLDS_KEPT = 512
 _INNER = re.compile(r"\$|\\(?:boxed|fbox)|(?<!\\)\\[(\[]")
 """What the library takes an expression out of, and leaves the rest."""
@@ -158,13 +158,23 @@ def _same_value(mine: str, gold: str) -> bool | None:
 
 
 def _differ(one: Any, other: Any) -> bool:
-    """True of two numbers so small that the library takes both for zero."""
+    """True of two numbers so near to each other, or to zero, that the library takes them for the same.
+
+    Exact ones differ by any gap, one with decimals by what is no rounding.
+    """
     sympy: Any = importlib.import_module("sympy")
-    if one == other or not all(isinstance(number, sympy.Expr) and number.is_number for number in (one, other)):
+    if one == other or not all(isinstance(number, sympy.Expr) for number in (one, other)):
         return False
-    with suppress(Exception):  # as the library, which has found them equal
-        size, gap = (abs(number.evalf(_PLACES)) for number in (one, one - other))
-        return bool(size > _ZERO and gap > size * 10 ** -(_PLACES if gap < 10 ** (2 - 2 * _PLACES) else 3))
+    with suppress(ArithmeticError, AttributeError, NotImplementedError, TypeError, ValueError):
+        # A gap that is not decided within so many digits is none, but for rational numbers.
+        digits: dict[str, Any] = {"maxn": _DIGITS, "strict": True}
+        gap = one - other
+        if gap.is_number and not gap.has(sympy.Float, sympy.Integral, sympy.Limit, sympy.Product, sympy.Sum):
+            with suppress(ArithmeticError):
+                return bool(gap.evalf(2, **digits) != 0)
+            return bool(gap.doit().is_Rational and gap.doit() != 0)
+        size, gap = (abs(number.evalf(_PLACES, **digits)) for number in (one, gap))
+        return bool(gap > size * 10 ** -(_PLACES if gap < 10 ** (2 - 2 * _PLACES) else 3))
     return False
 
 

@@ -160,6 +160,9 @@ A' | A^{\prime}
 f''(x)=2 | f^{\prime\prime}(x)=2
 a_{n}=2n-1 | a_n=2n-1
 3\mathbf{i}-2\mathbf{j} | -2\mathbf{j}+3\mathbf{i}
+2-\frac{1}{2^{99}} | \frac{2^{100}-1}{2^{99}}
+1-\frac{1}{2022!} | \frac{2022!-1}{2022!}
+(2+\sqrt3)^{50}+(2-\sqrt3)^{50} | (7+4\sqrt3)^{25}+(7-4\sqrt3)^{25}
 """
 
 DIFFERENT = r"""
@@ -253,6 +256,12 @@ x=2, y=3 | \{2,3\}
 2k\pi, k\in\mathbb{Z} | 2k\pi
 3\mathbf{i}-2\mathbf{j} | 3\mathbf{i}+2\mathbf{j}
 \frac{GMm}{r^2} | \frac{GM^2}{r^2}
+2-\frac{1}{2^{99}} | 2-\frac{1}{2^{98}}
+1-\frac{1}{2022!} | 1-\frac{1}{2021!}
+\frac{1}{2^{2024}} | -\frac{1}{2^{2024}}
+\frac{1}{2^{2024}} | \frac{1}{3^{2024}}
+\frac34-\frac{1}{4\cdot3^{100}} | \frac34+\frac{1}{4\cdot3^{100}}
+(2+\sqrt3)^{50}+(2-\sqrt3)^{50} | (2+\sqrt3)^{50}
 """
 
 
