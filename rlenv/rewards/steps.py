@@ -3,30 +3,50 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import shlex
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, Final, NoReturn
+from typing import Annotated, Any, Final, Literal, NoReturn
 
 from pydantic import Field
 
+from rlenv._base.strict_json import read_json
 from rlenv.concurrency.deadline import bounded_by_itself
 from rlenv.errors import RewardError, UsageError
 from rlenv.language.dialect import ByRow, Float, Text
-from rlenv.language.spec import RewardSpec
+from rlenv.language.spec import RewardSpec, Spec
 from rlenv.language.templates import template_of
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.tools.workspace.images import pack
-from rlenv.tools.workspace.machine import MachineFailed
-from rlenv.tools.workspace.resource import Workspace, WorkspaceResource
+from rlenv.tools.workspace.machine import MachineFailed, Verified
+from rlenv.tools.workspace.resource import RESULTS, Workspace, WorkspaceResource
 from rlenv.tools.workspace.starters import ROOT
 
 _MOST_S: Final = 600.0
 _NAMES: Final = ("task", "vars")
+NOT_RUN: Final = (126, 127, 137)  # statuses of a command that is not there, cannot be run, or was killed
 Measure = Callable[[RewardContext], Awaitable[Measured]]
 By = Callable[[RewardContext], Awaitable[str]]
 """Gives a digest of all that a number rests on beside the machine's files."""
+
+
+class TestLogSpec(Spec):
+    """Tests by name, as what runs them tells of each."""
+
+    __test__ = False  # no test of pytest's
+
+    format: Literal["pytest", "unittest", "go", "jest", "cargo", "junit"]
+    """The program whose output it is; `junit`: the XML that most can write, `pytest --junitxml=FILE` among them."""
+    file: Annotated[Text, Field(pattern=r"^[^/]+$")] | None = None
+    """The file below `/logs/verifier` that it is written to; by default it is what the command prints."""
+    fail_to_pass: Any = "{{ task.FAIL_TO_PASS }}"
+    """The names of tests that have to pass, and fail before the change: a list, also as JSON text; a template."""
+    pass_to_pass: Any = "{{ task.PASS_TO_PASS }}"
+    """Those that passed before it and have to pass still."""
+    credit: Literal["all", "share"] = "all"
+    """`all`: 1 where all of both pass, else 0; `share`: the share of `fail_to_pass`, or 0 where another fails."""
 
 
 class SteppedSpec(RewardSpec):
@@ -51,6 +71,27 @@ class SteppedSpec(RewardSpec):
     `instruction` and, where it is one, the `min_reward` by key without which the task ends. See `next_step`."""
     combine: Text = "mean"
     """`mean` over the steps, or the `final` one; a template. A step that was not reached is worth 0."""
+
+
+def value_of(
+    verified: Verified, by: str, weights: Mapping[str, float] | None = None
+) -> tuple[float | None, Mapping[str, float]]:
+    """The number that tests gave, None for none, and the numbers beside it."""
+    if by == "status":
+        code = verified.ran.code
+        return None if code is None or code in NOT_RUN else float(code == 0), {}
+    name, data = next(((name, verified.files[name]) for name in RESULTS if name in verified.files), ("", b""))
+    try:
+        found: Any = float(data[:100]) if name.endswith(".txt") else read_json(data, max_bytes=1_000_000)
+    except ValueError:
+        return None, {}
+    numbers = {str(key): one for key, one in found.items()} if isinstance(found, dict) else {"reward": found}
+    wanted = {"reward": 1.0} if weights is None else weights
+    is_finite = all(type(one) in (int, float) and math.isfinite(one) for one in numbers.values())
+    if not is_finite or not wanted.keys() <= numbers.keys():
+        return None, {}
+    value = sum(weight * numbers[key] for key, weight in wanted.items())
+    return float(value), {key: float(one) for key, one in numbers.items() if key != "reward"}
 
 
 def stepped(first: Term, by: By, spec: SteppedSpec, context: TermCompileContext) -> Term:

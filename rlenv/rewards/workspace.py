@@ -10,16 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import itertools
-import math
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 from xml.parsers import expat
-
-from pydantic import Field
 
 from rlenv._base.bounded import drop_oldest
 from rlenv._base.strict_json import read_json
@@ -27,41 +24,22 @@ from rlenv.concurrency.deadline import bounded_by_itself
 from rlenv.errors import RewardError, UsageError, told_as
 from rlenv.language.expressions import expected_of
 from rlenv.language.kinds import Kind
-from rlenv.language.spec import Float, Spec, Text
+from rlenv.language.spec import Float, Text
 from rlenv.language.templates import TemplateError, template_of
 from rlenv.language.type_faults import describe
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.rule import compile_for_context
-from rlenv.rewards.steps import SteppedSpec, ran_in_shell, stepped
+from rlenv.rewards.steps import NOT_RUN, SteppedSpec, TestLogSpec, ran_in_shell, stepped, value_of
 from rlenv.tools.workspace.images import digest_of
 from rlenv.tools.workspace.machine import MachineFailed, Names, RowTests, Verified
 from rlenv.tools.workspace.resource import RESULTS, Workspace
 
-_MOST_LOST, _MOST_NAMED, _MOST_CHARS, _KEPT_CHARS, _LONGEST_NAME = 4, 5, 100, 500, 4_096
-_DEEPEST: Final = 100
+_MOST_LOST, _MOST_NAMED, _MOST_REPORTS, _KEPT_CHARS, _LONGEST_NAME, _DEEPEST = 4, 5, 10, 500, 4_096, 100
 _MOST_FOUND: Final = 300_000  # names of tests: beyond, a table of them is moved in one go, for which all threads wait
 _LONGEST_TAG: Final = 262_144  # bytes: its attributes are read in one go, too
 _MOST_AT_FIRST: Final = 4_096  # rows whose number over an untouched machine is kept
 _MOST_LOG, _KEPT_BYTES, _MOST_AT_ONCE = 16_000_000, 65_536, 65_536  # bytes of a log, and of what is read of it at once
 _BY_ROW: Final = ("command", "collect", "patch", "last", "tests", "keep", "exclude", "time_s")
-_NOT_RUN: Final = (126, 127, 137)  # statuses of a command that is not there, cannot be run, or was killed
-
-
-class TestLogSpec(Spec):
-    """Tests by name, as what runs them tells of each."""
-
-    __test__ = False  # no test of pytest's
-
-    format: Literal["pytest", "unittest", "go", "jest", "cargo", "junit"]
-    """The program whose output it is; `junit`: the XML that most can write, `pytest --junitxml=FILE` among them."""
-    file: Annotated[Text, Field(pattern=r"^[^/]+$")] | None = None
-    """The file below `/logs/verifier` that it is written to; by default it is what the command prints."""
-    fail_to_pass: Any = "{{ task.FAIL_TO_PASS }}"
-    """The names of tests that have to pass, and fail before the change: a list, also as JSON text; a template."""
-    pass_to_pass: Any = "{{ task.PASS_TO_PASS }}"
-    """Those that passed before it and have to pass still."""
-    credit: Literal["all", "share"] = "all"
-    """`all`: 1 where all of both pass, else 0; `share`: the share of `fail_to_pass`, or 0 where another fails."""
 
 
 class WorkspaceTestsSpec(SteppedSpec):
@@ -89,47 +67,34 @@ class WorkspaceTestsSpec(SteppedSpec):
     """The number is read from what the tests say of each test by name, in the place of `by`."""
 
 
-def value_of(
-    verified: Verified, by: str, weights: Mapping[str, float] | None = None
-) -> tuple[float | None, Mapping[str, float]]:
-    """The number that tests gave, None for none, and the numbers beside it."""
-    if by == "status":
-        code = verified.ran.code
-        return None if code is None or code in _NOT_RUN else float(code == 0), {}
-    name, data = next(((name, verified.files[name]) for name in RESULTS if name in verified.files), ("", b""))
-    try:
-        found: Any = float(data[:_MOST_CHARS]) if name.endswith(".txt") else read_json(data, max_bytes=1_000_000)
-    except ValueError:
-        return None, {}
-    numbers = {str(key): one for key, one in found.items()} if isinstance(found, dict) else {"reward": found}
-    if not all(type(one) in (int, float) and math.isfinite(one) for one in numbers.values()):
-        return None, {}
-    if weights is not None and weights.keys() <= numbers.keys():
-        numbers["reward"] = sum(weight * numbers[key] for key, weight in weights.items())
-    elif weights is not None or "reward" not in numbers:
-        return None, {}
-    return float(numbers.pop("reward")), {key: float(one) for key, one in numbers.items()}
-
-
 def passed_in(text: str, format: str) -> dict[str, bool]:
     """The tests that a log names, each with whether it passed wherever it is named.
 
-    So what the code under test prints makes no test pass of which its framework says anything else. Time is linear in
-    the log's length.
+    So no printed line makes a test pass of which its framework says else, nor one of a file or class that it says is
+    broken, nor before it says this of the run (a framework's own tests print that, too). Time is linear in the length.
 
     Raises:
         ValueError: a report is none of its format, or names too many.
     """
-    found: dict[str, bool] = {}
+    passing, failing, broken, lost = (set[str]() for _ in range(4))
     for name, passed in _READERS[format](text):
-        found[name] = found.get(name, True) and passed
-        if len(found) > _MOST_FOUND:
+        {True: passing, False: failing, None: broken}[passed].add(name)
+        if "" in broken:
+            lost |= passing
+            passing.clear()
+            broken.remove("")
+        if max(map(len, (passing, failing, broken, lost))) > _MOST_FOUND:
             raise ValueError(f"a log names at most {_MOST_FOUND:,} tests")
-    return found
+    held = {one for one in passing - failing if broken.isdisjoint(_parts_of(one))}
+    return {one: one in held for one in passing | failing | lost}
+
+
+def _parts_of(name: str) -> tuple[str, ...]:
+    return name.partition("::")[0], *name.split("."), "" if _HEAD.fullmatch(name) or " " not in name else "_FailedTest"
 
 
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
-_Named = Iterator[tuple[str, bool]]
+_Named = Iterator[tuple[str, bool | None]]  # of a test; None: a file or class, or "" for the run, is broken
 
 
 def _pieces(text: str, end: str) -> Iterator[str]:
@@ -148,9 +113,25 @@ def _lines(text: str) -> Iterator[str]:
         yield from filter(None, (*lines, last))
 
 
+def _broken(line: str, format: str) -> _Named:
+    if said := re.match(_BROKEN[format], line):
+        yield from ((one, None) for one in list(filter(None, said.groups())) or [""])
+
+
+_BROKEN: Final = {
+    "pytest": r"ERROR ((?:(?!::| - ).)+)(?: - |$)|_+ ERROR collecting (.+?) _+$|!+ (?:Keyboard|_pytest\.outcomes\.Exit"
+    r"|Interrupted: (?!stop))|INTERNALERROR>|mainloop caused unexpected SystemExit|ImportError while loading conftest",
+    "unittest": r"ERROR: (?:(?:\w+\.)*(\w+) \(unittest\.loader\.(_Fail\w+)|setUp\w+ \((?:[\w<>]+\.)*(\w+)\))",
+    "jest": "● Test suite failed to run",
+    "cargo": r"error: (?:could not compile|failed to run custom build)|.*\(signal: \d+, SIG",
+    "go": r"exit status (?!1$)\d+$|signal: ",  # 1: a test failed; what is recovered shows a trace of a goroutine, too
+}
+
+
 def _pytest(text: str) -> _Named:
     for line in _lines(text):
-        for found in itertools.islice(_OF_PYTEST.finditer(line), 2):  # one may stand in the test's parameters
+        yield from _broken(line, "pytest")
+        for found in list(_OF_PYTEST.finditer(line))[:2]:  # one may stand in the test's parameters
             before, passed = line[: found.start()], found[1] in ("PASSED", "XFAIL")
             behind = line[line.rfind(" ", found.end(), line.find("::", found.end())) + 1 :].rstrip()
             for name in (before, "" if before and passed else behind):
@@ -164,11 +145,12 @@ _OF_PYTEST: Final = re.compile(r"(?:^(?:\[gw\d+\] \[ *\d+%\] )?| )(PASSED|XFAIL|
 
 def _unittest(text: str) -> _Named:
     name = shown = ""
-    for line in _lines(text):
+    for line in (lines := _lines(text)):
+        yield from _broken(line, "unittest")
         if found := _HEAD.match(line):  # "test_a (test_x.TestA.test_a) … ok", or "FAIL: test_a (…)" of the summary
             name, shown = _dotted(found[2]), ""
             if found[1]:
-                yield name, False
+                yield from ((name, False), (next(lines, ""), False))  # its docstring, or dashes
                 name = ""
         before, is_said, said = line.rpartition(" ... ")
         if is_said and name:
@@ -192,7 +174,7 @@ def _dotted(name: str) -> str:
     return plain.replace(".py::", "::").replace("/", ".").replace("::", ".") + bracket + rest
 
 
-def _by_line(pattern: str, passing: str, begins: str) -> Callable[[str], _Named]:
+def _by_line(format: str, pattern: str, passing: str, begins: str) -> Callable[[str], _Named]:
     """Reads logs of a line a test, in which the pattern finds a `name` and a `status`, one of the `passing` or not.
 
     The last one in a line that is not counts too, wherever it `begins`: what code prints without an end stands before.
@@ -200,6 +182,7 @@ def _by_line(pattern: str, passing: str, begins: str) -> Callable[[str], _Named]
 
     def named(text: str) -> _Named:
         for line in map(str.strip, _lines(text)):
+            yield from _broken(line, format)
             for at in {0, max(line.rfind(begins), 0)}:
                 found = re.match(pattern, line[at:])
                 if found is not None and not (at and found["status"] in passing.split()):
@@ -209,28 +192,31 @@ def _by_line(pattern: str, passing: str, begins: str) -> Callable[[str], _Named]
 
 
 def _go(text: str) -> _Named:
-    yield from _by_line(r"--- (?P<status>PASS|FAIL|SKIP): (?P<name>\S+) \(", "PASS", "--- ")(text)
+    yield from _by_line("go", r"--- (?P<status>PASS|FAIL|SKIP): (?P<name>\S+) \(", "PASS", "--- ")(text)
     for event in (_read(line) or {} for line in _lines(text) if line.startswith("{")):  # of -json
         if event.get("Action") in ("pass", "fail", "skip") and event.get("Test"):
             yield from ((f"{of}{event['Test']}", event["Action"] == "pass") for of in ("", f"{event.get('Package')}."))
 
 
 def _jest(text: str) -> _Named:
-    files = _objects(_read(text) or {}, "testResults") if text.lstrip().startswith("{") else ()  # of --json
-    for one in (test for file in files for test in _objects(file, "assertionResults")):
-        yield from ((str(one.get(key)), one.get("status") == "passed") for key in ("title", "fullName"))
-    yield from _by_line(r"(?P<status>[✓✔√✕✗×○✎]) (?P<name>.*?)(?: \([\d.]+ m?s\))?$", "✓ ✔ √", "✕ ")(text)
+    at, tries, is_report = 0, 0, re.search('"(?:numTotalTestSuites|assertionResults)":', text)  # of --json
+    while begins := re.compile(r'\A\s*(?=\{)|(?=\{\s*"num(?:Failed|Total)TestSuites")').search(text, at):
+        at, tries = begins.end() + 1, tries + 1
+        if tries > _MOST_REPORTS:
+            raise ValueError(f"a log has at most {_MOST_REPORTS} reports")
+        with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError, AttributeError):
+            report, at = json.JSONDecoder().raw_decode(text, begins.end())
+            yield "", None  # jest's own is the last
+            for one in (test for file in report["testResults"] for test in file["assertionResults"]):
+                yield from ((str(one.get(key)), one.get("status") == "passed") for key in ("title", "fullName"))
+    if not is_report:
+        yield from _by_line("jest", r"(?P<status>[✓✔√✕✗×○✎]) (?P<name>.*?)(?: \([\d.]+ m?s\))?$", "✓ ✔ √", "✕ ")(text)
 
 
 def _read(text: str) -> Any:
     """The JSON value in a text; None where there is none."""
     with contextlib.suppress(ValueError):
         return read_json(text.encode(errors="replace"), max_bytes=_MOST_LOG)
-
-
-def _objects(held: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
-    found = held.get(key)
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
 def _junit(text: str) -> _Named:
@@ -267,7 +253,7 @@ def _junit(text: str) -> _Named:
 
 
 def _cargo(text: str) -> _Named:
-    yield from _by_line(r"test (?P<name>.*?)(?: - should panic)? \.\.\. (?P<status>.*)", "ok", "test ")(text)
+    yield from _by_line("cargo", r"test (?P<name>.*?)(?: - should panic)? \.\.\. (?P<status>.*)", "ok", "test ")(text)
     is_listed = False
     for line in _lines(text):  # at the end of each program
         if line.startswith(("failures:", "successes:", "test result:")):
@@ -392,7 +378,7 @@ class _Tests:
                 value, beside = value_of(tested, self.spec.by, self.spec.weights)
             else:
                 value, beside, told = await asyncio.to_thread(_by_name, tested, log, tests.names)
-                if value is None and not over_layer and not tested.ran.why and tested.ran.code not in _NOT_RUN:
+                if value is None and not over_layer and not tested.ran.why and tested.ran.code not in NOT_RUN:
                     value, beside = 0.0, {"pass_to_pass": 0.0}  # they ended: what they need may be what is missing
                 said = told or said
             if tested.ran.why:

@@ -19,7 +19,8 @@ import pytest
 from rlenv.checks.validate import validate
 from rlenv.episodes.environment import load
 from rlenv.errors import SpecError
-from rlenv.rewards.workspace import is_passed, passed_in, value_of
+from rlenv.rewards.steps import value_of
+from rlenv.rewards.workspace import is_passed, passed_in
 from rlenv.tools.workspace.machine import CommandEnd, Verified
 from rlenv.tools.workspace.resource import Workspace
 from tests.support.machines import (  # noqa: F401 - a fixture
@@ -579,6 +580,35 @@ def test_a_line_that_begins_many_tests_is_read_once() -> None:
         ("pytest", "a.py::test_b SUBSKIPPED[two] (x) [ 50%]\na.py::test_b PASSED [ 50%]\n"),
         ("pytest", "[gw1] [ 50%] FAILED a.py::test_b \nPASSED a.py::test_b\n"),
         ("go", "--- PASS: a.py::test_b (0.00s)\nzz--- FAIL: a.py::test_b (0.00s)\n"),
+        ("pytest", "PASSED a.py::test_b\nERROR a.py\n"),
+        ("pytest", "__ ERROR collecting a.py __\na.py::test_b PASSED [ 50%]\n"),
+        ("pytest", "ERROR a.py - ImportError: x::y\nPASSED a.py::test_b\n"),
+        ("pytest", "PASSED a.py::test_b\n!!!!! KeyboardInterrupt !!!!!\n"),
+        ("pytest", "PASSED a.py::test_b\n!!! _pytest.outcomes.Exit: x !!!\n"),
+        ("pytest", "PASSED a.py::test_b\n!!! Interrupted: 1 error during collection !!!\n"),
+        ("pytest", "PASSED a.py::test_b\nINTERNALERROR> x\n"),
+        ("pytest", "PASSED a.py::test_b\nmainloop caused unexpected SystemExit!\n"),
+        ("pytest", "PASSED a.py::test_b\nImportError while loading conftest '/a/conftest.py'.\n"),
+        ("unittest", "test_b (a.py) ... ok\nERROR: a (unittest.loader._FailedTest.a)\n"),
+        ("unittest", "test_b (a.py) ... ok\nERROR: t.a (unittest.loader._FailedTest)\n"),
+        ("unittest", "test_b (a.py) ... ok\nERROR: setUpClass (t.a.py)\n"),
+        ("unittest", "test_b (a.py) ... ok\nERROR: setUpModule (t.a)\n"),
+        ("unittest", "x (b.B)\na.py::test_b ... ok\nyFAIL\n===\nFAIL: x (b.B.x)\na.py::test_b\n---\n"),
+        ("jest", "✓ a.py::test_b\n  ● Test suite failed to run\n"),
+        (
+            "jest",
+            '✓ a.py::test_b\n{"numFailedTestSuites":1,"numTotalTestSuites":1,"testResults":[]}\n',
+        ),
+        ("jest", '{"numFailedTestSuites":1,"numTotalTestSuites":1,"testResults":[]}\n✓ a.py::test_b\n'),
+        (
+            "jest",
+            '{"numTotalTestSuites":1,"testResults":[{"assertionResults":[{"title":"a.py::test_b","status":"passed"}]}]}'
+            '{"numTotalTestSuites":1,"testResults":[{"assertionResults":[]}]}',
+        ),
+        ("cargo", "test a.py::test_b ... ok\nerror: could not compile `a` (lib) due to 1 error\n"),
+        ("cargo", "test a.py::test_b ... ok\nerror: failed to run custom build command for `a`\n"),
+        ("cargo", "test a.py::test_b ... ok\n  process didn't exit successfully: `a` (signal: 6, SIGABRT: x)\n"),
+        ("go", "--- PASS: a.py::test_b (0.00s)\npanic: x\n\ngoroutine 1 [running]:\nexit status 2\n"),
         ("junit", '<testcase classname="a" name="test_b"><failure/></testcase>'),
         ("junit", '<testcase classname="a" name="test_b" status="notrun" result="suppressed"/>'),  # of GoogleTest
         ("junit", '<testcase classname="a" name="test_b" status="disabled"/>'),  # of ctest
@@ -586,6 +616,34 @@ def test_a_line_that_begins_many_tests_is_read_once() -> None:
 )
 def test_no_text_makes_a_test_pass_that_is_told_otherwise(format: str, text: str) -> None:
     assert not is_passed("a.py::test_b", passed_in(text, format))
+
+
+@pytest.mark.parametrize(
+    ("format", "name", "text"),
+    [
+        ("pytest", "a.py::b", "PASSED a.py::b\nERROR c.py - x\n_ ERROR collecting c.py _\n!! stopping after 1 !!\n"),
+        ("pytest", "a.py::b", "INTERNALERROR> of what a test ran\n!!! KeyboardInterrupt !!!\nPASSED a.py::b\n"),
+        ("unittest", "b (t.A)", "b (t.A) ... ok\nERROR: c (unittest.loader._FailedTest.c)\nERROR: setUpClass (t.C)\n"),
+        ("unittest", "Told.", "x (t.A)\nTold. ... ok\nFAIL: c (t.A)\n-----\nTold.\nERROR: setUpClass (t.C)\n"),
+        ("jest", "b", 'x {"numTotalTestSuites":1,"testResults":'
+             '[{"assertionResults":[{"title":"b","status":"passed"}]}]} y'),
+        ("jest", "b", "{ x\n✓ b\n"),
+        ("cargo", "b", "test b ... ok\nprocess didn't exit successfully: `a` (exit status: 101)\n"),
+        ("go", "b", "--- PASS: b (0.00s)\ngoroutine 19 [running]:\nFAIL\nexit status 1\nFAIL\tc [build failed]\n"),
+    ],
+)  # fmt: skip
+def test_what_passed_passes_beside_what_is_broken(format: str, name: str, text: str) -> None:
+    assert is_passed(name, passed_in(text, format))
+
+
+def test_a_test_told_by_its_docstring_fails_where_a_module_is_not_loaded() -> None:
+    text = "x (b.B)\nOf a test. ... ok\nERROR: c (unittest.loader._FailedTest.c)\n"
+    assert passed_in(text, "unittest")["Of a test."] is False
+
+
+def test_a_log_has_no_more_reports_than_are_read() -> None:
+    with pytest.raises(ValueError, match="10 reports"):
+        passed_in('{"numTotalTestSuites":' * 11, "jest")
 
 
 @pytest.mark.parametrize(
@@ -616,7 +674,11 @@ def test_a_log_names_no_more_tests_than_are_kept_without_all_threads_waiting() -
 
 @pytest.mark.parametrize("format", ["pytest", "unittest", "go", "jest", "cargo"])
 @pytest.mark.parametrize(
-    "part", ["::", " ... ", "PASSED ( ", " FAIL", " FAILx::", "test_a (", "--- PASS: ", "✓ (1 ", "\x1b[1", '{"', " \t"]
+    "part",
+    [
+        *("::", " ... ", "PASSED ( ", " FAIL", " FAILx::", "test_a (", "--- PASS: ", "✓ (1 ", "\x1b[1", '{"', " \t"),
+        *("ERROR a\n", "!! Interrupted: \nPASSED a::b\n", "_ ERROR collecting _ ", "ERROR: a.", "ERROR - ", "ERROR "),
+    ],
 )
 def test_a_log_is_read_in_time_that_grows_with_its_length(format: str, part: str) -> None:
     began = time.thread_time()

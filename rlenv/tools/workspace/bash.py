@@ -119,7 +119,7 @@ class FilesSpec(ToolSpec):
 
 def _view_lines(text: str, given: Any) -> str:
     lines = text.splitlines()
-    first, last = given or (1, -1)
+    first, last = map(int, given or (1, -1))  # 1.0 is an integer of JSON Schema
     last = len(lines) if last == -1 else last
     if not 1 <= first <= max(last, 1) <= max(len(lines), 1):
         raise ToolFailed(f"view_range: the file has {len(lines)} lines; found {list(given)}", reason="bad_arguments")
@@ -136,7 +136,7 @@ def _replace_once(text: str, arguments: Mapping[str, Any]) -> str:
 
 
 def _insert_lines(text: str, arguments: Mapping[str, Any]) -> str:
-    lines, at = text.splitlines(keepends=True), arguments["insert_line"]
+    lines, at = text.splitlines(keepends=True), int(arguments["insert_line"])
     if at > len(lines):
         raise ToolFailed(f"insert_line: the file has {len(lines)} lines; found {at}", reason="bad_arguments")
     if at and not lines[at - 1].endswith("\n"):

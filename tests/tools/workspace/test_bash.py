@@ -46,8 +46,9 @@ def test_a_file_is_made_viewed_and_changed(reachable: Path) -> None:  # noqa: F8
         shown = "     1\tone\n     2\t\ttwo 'x' \"y\" $z `w` \\\n     3\té"
         assert (await ask("view", "sub/a b.txt")).text == shown
         assert (await ask("view", "/app/sub/a b.txt", view_range=[3, -1])).text == "     3\té"
+        assert (await ask("view", "sub/a b.txt", view_range=[3.0, -1.0])).text == "     3\té"
         assert (await ask("str_replace", "sub/a b.txt", old_str="two 'x'", new_str="$(id)")).outcome == "ok"
-        assert (await ask("insert", "sub/a b.txt", insert_line=0, insert_text="first")).outcome == "ok"
+        assert (await ask("insert", "sub/a b.txt", insert_line=0.0, insert_text="first")).outcome == "ok"
         assert (await ask("insert", "sub/a b.txt", insert_line=4, insert_text="last\n")).outcome == "ok"
         expected = "first\n" + TEXT.replace("two 'x'", "$(id)") + "last\n"
         assert (workspace.layer / "app" / "sub" / "a b.txt").read_text(encoding="utf-8") == expected
