@@ -27,6 +27,7 @@ from rlenv.language.kinds import CompileContext
 from rlenv.messages import Image, ToolResult
 from rlenv.resources.base import Folder
 from rlenv.testing.tools import call, check_tool, context, kept
+from rlenv.tools._mcp import SPOILT, TOO_LARGE, too_long
 from rlenv.tools.base import Tool, ToolContext, asked_again
 from rlenv.tools.mcp import KIND, McpSpec
 from tests.support.mcp import come
@@ -725,3 +726,19 @@ def test_a_bug_in_a_call_is_told_as_one_and_not_as_the_servers_failure() -> None
 
     with pytest.raises(TypeError, match="a bug"):
         asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    ("head", "code"),
+    [
+        (b'{"result":{"content":[', TOO_LARGE),
+        (b' {"jsonrpc":"2.0","id":7,', TOO_LARGE),
+        (b"zzzzzz", SPOILT),
+        (b"{}", SPOILT),
+    ],
+)
+def test_the_end_of_another_calls_output_is_no_answer_that_is_too_large(head: bytes, code: int) -> None:
+    """A line that one call's output never ends takes in the whole answer to another call, which is at its end."""
+    failure = too_long(head, b'...{"jsonrpc":"2.0","result":{},"id":7}')
+    assert failure is not None
+    assert (failure.id, failure.error.code) == (7, code)

@@ -181,7 +181,8 @@ def _behind(line: bytes) -> JSONRPCMessage:
 def too_long(head: bytes, tail: bytes, *, why: str = "it is too long") -> JSONRPCError | None:
     """The error in place of an answer that is not read, where its two ends say which request it answers."""
     found = next((one for form in (_OWN_ID, _ID) for one in (form.search(head), form.search(tail)) if one), None)
-    return None if found is None else _error(orjson.loads(found[1]), why)
+    is_whole = head.lstrip().startswith(b'{"')  # else it is the end of what another call wrote into the line
+    return None if found is None else _error(orjson.loads(found[1]), why, TOO_LARGE if is_whole else SPOILT)
 
 
 def of_its_call(data: bytes, message: Any) -> bytes:
