@@ -120,8 +120,11 @@ def _spellings(value: str) -> dict[str, tuple[str, ...]] | None:
         half = min(len(core) // 2, 30)
         # A line may end in one of the halves, and lines of 60 characters and more in no second place of the two.
         probes = (_runs(core[:half])[:1], _runs(core[half : 2 * half])[:1])
-        found[r"(?:\r?\n)?".join(_BASE64.get(c, c) for c in core)] = (*probes[0], *probes[1]) if all(probes) else ()
+        found[_LINE_END.join(_BASE64.get(c, c) for c in core)] = (*probes[0], *probes[1]) if all(probes) else ()
     return found
+
+
+_LINE_END = r"(?:\r?\n|(?:\\{1,4}r)?\\{1,4}n)?"  # within base64, also as JSON writes it
 
 
 def _hexadecimal(pairs: list[str]) -> dict[str, tuple[str, ...]]:

@@ -138,14 +138,17 @@ def test_base64_is_found_at_every_offset_but_for_its_ends(before: str, encode: o
     assert len(found.partition("${env:")[2].partition("}")[2].strip()) <= 8
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\\n", "\\r\\n", "\\\\n"])
 @pytest.mark.parametrize("width", [60, 64, 76, 77])
 @pytest.mark.parametrize("length", [150, 524, 1_700])
-def test_base64_of_a_long_secret_is_found_in_lines(monkeypatch: pytest.MonkeyPatch, length: int, width: int) -> None:
+def test_base64_of_a_long_secret_is_found_in_lines(
+    monkeypatch: pytest.MonkeyPatch, length: int, width: int, end: str
+) -> None:
     monkeypatch.setenv("RLENV_TEST_WORDS", secret := random.Random(length).randbytes(length).hex()[:length])
     resolve("${env:RLENV_TEST_WORDS}")
     for before in ("", "u", "user:"):
         coded = base64.b64encode((before + secret).encode()).decode()
-        found = redact("\n".join(coded[at : at + width] for at in range(0, len(coded), width)))
+        found = redact(end.join(coded[at : at + width] for at in range(0, len(coded), width)))
         assert "${env:RLENV_TEST_WORDS}" in found
         assert len(found) < 40
 
