@@ -71,7 +71,7 @@ def passed_in(text: str, format: str) -> dict[str, bool]:
     """The tests that a log names, each with whether it passed wherever it is named.
 
     So no printed line makes a test pass of which its framework says else, nor one of a file or class that it says is
-    broken, nor before it says this of the run (a framework's own tests print that, too). Time is linear in the length.
+    broken, nor any where it says this of the run, nor before a report ("" and None). Time is linear in the length.
 
     Raises:
         ValueError: a report is none of its format, or names too many.
@@ -90,11 +90,12 @@ def passed_in(text: str, format: str) -> dict[str, bool]:
 
 
 def _parts_of(name: str) -> tuple[str, ...]:
-    return name.partition("::")[0], *name.split("."), "" if _HEAD.fullmatch(name) or " " not in name else "_FailedTest"
+    told = "" if _HEAD.fullmatch(name) or " " not in name else "_FailedTest"
+    return "\n", told, name.partition("::")[0], *name.split(".")
 
 
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
-_Named = Iterator[tuple[str, bool | None]]  # of a test; None: a file or class, or "" for the run, is broken
+_Named = Iterator[tuple[str, bool | None]]  # of a test; None: a file or class, "\n" (the run) or ""
 
 
 def _pieces(text: str, end: str) -> Iterator[str]:
@@ -115,7 +116,7 @@ def _lines(text: str) -> Iterator[str]:
 
 def _broken(line: str, format: str) -> _Named:
     if said := re.match(_BROKEN[format], line):
-        yield from ((one, None) for one in list(filter(None, said.groups())) or [""])
+        yield from ((one, None) for one in list(filter(None, said.groups())) or ["\n"])
 
 
 _BROKEN: Final = {

@@ -595,6 +595,11 @@ def test_a_line_that_begins_many_tests_is_read_once() -> None:
         ("unittest", "test_b (a.py) ... ok\nERROR: setUpModule (t.a)\n"),
         ("unittest", "x (b.B)\na.py::test_b ... ok\nyFAIL\n===\nFAIL: x (b.B.x)\na.py::test_b\n---\n"),
         ("jest", "✓ a.py::test_b\n  ● Test suite failed to run\n"),
+        ("jest", "  ● Test suite failed to run\n    x\n    ✓ a.py::test_b\n"),
+        (
+            "pytest",
+            "!!! _pytest.outcomes.Exit: x\nPASSED a.py::test_b\n",
+        ),
         (
             "jest",
             '✓ a.py::test_b\n{"numFailedTestSuites":1,"numTotalTestSuites":1,"testResults":[]}\n',
@@ -622,7 +627,6 @@ def test_no_text_makes_a_test_pass_that_is_told_otherwise(format: str, text: str
     ("format", "name", "text"),
     [
         ("pytest", "a.py::b", "PASSED a.py::b\nERROR c.py - x\n_ ERROR collecting c.py _\n!! stopping after 1 !!\n"),
-        ("pytest", "a.py::b", "INTERNALERROR> of what a test ran\n!!! KeyboardInterrupt !!!\nPASSED a.py::b\n"),
         ("unittest", "b (t.A)", "b (t.A) ... ok\nERROR: c (unittest.loader._FailedTest.c)\nERROR: setUpClass (t.C)\n"),
         ("unittest", "Told.", "x (t.A)\nTold. ... ok\nFAIL: c (t.A)\n-----\nTold.\nERROR: setUpClass (t.C)\n"),
         ("jest", "b", 'x {"numTotalTestSuites":1,"testResults":'
