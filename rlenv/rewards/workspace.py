@@ -36,6 +36,7 @@ from rlenv.tools.workspace.resource import RESULTS, Workspace
 
 _MOST_LOST, _MOST_NAMED, _MOST_REPORTS, _KEPT_CHARS, _LONGEST_NAME, _DEEPEST = 4, 5, 10, 500, 4_096, 100
 _MOST_FOUND: Final = 300_000  # names of tests: beyond, a table of them is moved in one go, for which all threads wait
+_MOST_VALUES: Final = 500_000
 _LONGEST_TAG: Final = 262_144  # bytes: its attributes are read in one go, too
 _MOST_AT_FIRST: Final = 4_096  # rows whose number over an untouched machine is kept
 _MOST_LOG, _KEPT_BYTES, _MOST_AT_ONCE = 16_000_000, 65_536, 65_536  # bytes of a log, and of what is read of it at once
@@ -200,18 +201,31 @@ def _go(text: str) -> _Named:
 
 
 def _jest(text: str) -> _Named:
-    at, tries, is_report = 0, 0, re.search('"(?:numTotalTestSuites|assertionResults)":', text)  # of --json
-    while begins := re.compile(r'\A\s*(?=\{)|(?=\{\s*"num(?:Failed|Total)TestSuites")').search(text, at):
-        at, tries = begins.end() + 1, tries + 1
-        if tries > _MOST_REPORTS:
-            raise ValueError(f"a log has at most {_MOST_REPORTS} reports")
+    is_report, tries = '"numTotalTestSuites":' in text or '"assertionResults":' in text, 0  # of --json
+    begin = len(text) - len(text.lstrip())
+    begin = begin if text.startswith("{", begin) else _next_report(text, 0)
+    while begin >= 0:
+        at, tries = begin + 1, tries + 1
+        if tries > _MOST_REPORTS or text.count(",", at) > _MOST_VALUES:  # one is read in one go
+            raise ValueError(f"a log has at most {_MOST_REPORTS} reports, and they {_MOST_VALUES:,} values")
         with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError, AttributeError):
-            report, at = json.JSONDecoder().raw_decode(text, begins.end())
+            report, at = json.JSONDecoder().raw_decode(text, begin)
             yield "", None  # jest's own is the last
             for one in (test for file in report["testResults"] for test in file["assertionResults"]):
                 yield from ((str(one.get(key)), one.get("status") == "passed") for key in ("title", "fullName"))
+        begin = _next_report(text, at)
     if not is_report:
         yield from _by_line("jest", r"(?P<status>[✓✔√✕✗×○✎]) (?P<name>.*?)(?: \([\d.]+ m?s\))?$", "✓ ✔ √", "✕ ")(text)
+
+
+def _next_report(text: str, at: int) -> int:
+    """Where the next report of jest begins, -1 for none: a pattern that begins with letters holds others shortly."""
+    while found := re.compile('"num(?:Failed|Total)TestSuites"').search(text, at):
+        key = found.start()
+        begin, at = text.rfind("{", max(at, key - 100), key), found.end()
+        if begin >= 0 and not text[begin + 1 : key].strip():
+            return begin
+    return -1
 
 
 def _read(text: str) -> Any:

@@ -973,3 +973,13 @@ def test_unittests_that_were_skipped_are_told_whatever_the_reason() -> None:
     found = passed_in(log, "unittest")
     named = {name.rpartition("_")[2]: passed for name, passed in found.items() if name.startswith("test_x")}
     assert named == {"a": True, "b": False, "c": False, "d": False, "e": False}
+
+
+def test_a_report_of_very_many_values_is_refused_before_it_is_read() -> None:
+    """Python's reader holds all threads while it reads one value."""
+    report = '{"numTotalTestSuites": 1, "more": [%s1], "testResults": []}'
+    assert passed_in(report % ("1," * 400_000), "jest") == {}
+    own = '{"numFailedTestSuites": 0, "testResults": [{"assertionResults": [{"title": "b", "status": "passed"}]}]}'
+    assert passed_in('x {"numFailedTestSuites": y\n"numFailedTestSuites"\n' + own, "jest")["b"]
+    with pytest.raises(ValueError, match="500,000 values"):
+        passed_in(report % ("1," * 500_001), "jest")
