@@ -129,7 +129,7 @@ class RlenvGroup(EnvGroupBuilder):
         if not known or not known[0].sample.environment.parts.scorer.has_group_terms:
             return [(0.0, {}) for _ in trajectory_group]
         ends = await known[0].sample.player.outcomes([env.sample for env in known])
-        return [(env.late(figures.reward), {}) for env, (_, figures) in zip(known, ends, strict=True)]
+        return [(env.add_late_reward(figures.reward), {}) for env, (_, figures) in zip(known, ends, strict=True)]
 
     async def cleanup(self) -> None:
         """Closes the episodes that a failed group has left open."""
