@@ -35,8 +35,7 @@ _threads: Final = ThreadPool(size=8)
 GIVEN: Final = ("/logs", "/logs/artifacts")  # folders that each machine has at first; the last is the user's own
 _LEAST, _SAID = 1_024, 300  # bytes that a file counts for; characters of what a program says
 _DEEPEST: Final = 4_000  # bytes of a path that the kernel takes, nearly
-_MOST_FOLDERS: Final = 200
-"""Folders within each other that a copy has: the system finds each path anew, so that depth costs its square."""
+_MOST_FOLDERS: Final = 200  # in each other in a copy: each path is found anew, so that depth costs its square
 _MOST_LOOKS, _MOST_LINKS = 100_000, 40
 _HIDDEN: Final = (["tests"], ["logs", "verifier"], ["proc"], ["dev"])  # what only tests hold, and what leads there
 _MOST_PACKED: Final = 100_000_000
@@ -177,10 +176,12 @@ def copy_kept(target: Path, keep: Sequence[str], layer: Path, exclude: Sequence[
     return target
 
 
-def copy_others(target: Path, keep: Sequence[str], fill: Callable[[], Path]) -> Path:
-    """What a layer holds at first of what is not kept of it, as a copy."""
-    copy_tree(fill(), target, lambda copy: not is_part(copy.removeprefix(str(target)), keep))
-    return target
+def take_out(folder: Path, keep: Sequence[str]) -> Path:
+    """Removes what is kept of a layer from a folder that holds the layer as it is at first; no link is followed."""
+    for at in (f"{os.path.realpath(folder)}{one}" for one in _as_parts(keep)):
+        if os.path.dirname(at) == os.path.realpath(os.path.dirname(at)):  # without a link or ".." on the way
+            remove(at)
+    return folder
 
 
 def is_part(path: str, keep: Sequence[str]) -> bool:
@@ -237,8 +238,7 @@ def _skip_policy_faults() -> Iterator[None]:
 def duplicate(source: Path, copy: Path, *, is_live: bool = False, user: Sequence[str] = ()) -> str:
     """Copies what is in a folder into another, as it is, with second names and holes; what was in its way, or "".
 
-    Where it `is_live`, and programs write there, `cp` sees nothing but the two and programs: no link leads it out. A
-    `user` inside gets the copies, and has `copy` already.
+    Where it `is_live`, no link leads `cp` out. A `user` inside gets the copies, and has `copy` already.
 
     Raises:
         OSError: this machine's disk, memory or files are used up.

@@ -243,8 +243,7 @@ class Workspace(layers.LayerFiles):
             try:
                 lowers = [left := await _threads.finish(kept), (image := self.tests_image or self.image).folder]
                 if over_layer and self.source and not self.tests_image and layers.is_part(self.workdir, keep):
-                    filled = partial(self._fill, base / "filled")
-                    lowers.insert(1, await _threads.finish(lambda: layers.copy_others(base / "others", keep, filled)))
+                    lowers.insert(1, await _threads.finish(lambda: layers.take_out(self._fill(base / "first"), keep)))
                 is_own = tests is None and self.tests_image is not None
                 if is_own and not (tests := image.folder / "tests").is_dir():
                     raise MachineFailed("the tests' image has no folder /tests")

@@ -30,6 +30,7 @@ from rlenv.tools.workspace.layer import (
     duplicate,
     is_beyond,
     pack_layer,
+    take_out,
     unlink_hidden,
     unpack_layer,
     written_to,
@@ -196,6 +197,21 @@ def test_nothing_is_scored_without_files_that_this_machine_could_not_copy(
     with pytest.raises(OSError, match="not copied") if is_ours else contextlib.nullcontext():
         copy_tree(tmp_path / "app", tmp_path / "copy", fails)
     assert [*(tmp_path / "copy").iterdir()] == []
+
+
+def test_what_is_not_kept_stays_however_deep_and_nothing_is_taken_out_beyond_a_link(tmp_path: Path) -> None:
+    app, outside = tmp_path / "first" / "app", tmp_path / "outside"
+    deep = app.joinpath(*["d"] * 300)
+    for folder in (deep, app / "src", app / "kept", outside):
+        folder.mkdir(parents=True)
+        (folder / "file").write_text("x")
+    (app / "way").symlink_to(outside)
+    (app / "inner").symlink_to("src")
+    keep = ["/app/kept/", "/app/way/file", "/app/inner/file", "/app/../../outside", "/none/x", "/app/inner/../kept"]
+    take_out(tmp_path / "first", keep)
+    assert [(one / "file").exists() for one in (deep, app / "src", outside, app / "kept")] == [True, True, True, False]
+    take_out(tmp_path / "first", ["/app/way"])
+    assert ((app / "way").exists(), (outside / "file").exists()) == (False, True)
 
 
 def test_no_link_on_the_way_to_a_file_is_followed(tmp_path: Path) -> None:
