@@ -30,6 +30,7 @@ def main(out: Path) -> int:
     assert run.lora is None, "adapters are drawn at random by peft; compare a run of all weights"
     assert optim["lr_scheduler_type"] == "constant"
     assert optim["lr_warmup_steps_ratio"] == 0.0
+    assert optim["clip_grad"] == 1.0, "a step of rlenv_verl.tiny clips to a norm of 1"
     torch.set_num_threads(int(run.environment["OMP_NUM_THREADS"]))
     library: Any = transformers
     model = library.AutoModelForCausalLM.from_pretrained(run.model, dtype=torch.float32, attn_implementation="sdpa")
@@ -50,7 +51,7 @@ def main(out: Path) -> int:
             drawn = [rows[index] for index in order[place * run.batch : (place + 1) * run.batch]]
             began = time.monotonic()
             batch = batch_of(drawn, pad_id=0)
-            loss, norm = take_step(model, optimiser, [batch], tokens=batch.trained, clip=optim["clip_grad"])
+            loss, norm = take_step(model, optimiser, [batch], tokens=batch.trained)
             worst = max(worst, abs(loss - verls[number]))
             print(
                 f"step {number:>3}  veRL {verls[number]:.6f}  here {loss:.6f}  apart {abs(loss - verls[number]):.1e}  "

@@ -28,12 +28,11 @@ from pathlib import Path
 import yaml
 
 from rlenv.episodes.environment import load
-from rlenv.runs.folder import open_run
+from rlenv.runs.folder import Attempt, open_run
 from rlenv.runs.schema import Facts, Tokens
 from rlenv.trajectory import Trajectory
 from rlenv_train.keeping import Keeper
 from rlenv_train.launch import run_to_end
-from rlenv_train.progress import Attempt
 from rlenv_verl.run import Run
 from rlenv_verl.run.inputs import run_environment
 from rlenv_verl.run.train import main as train
@@ -105,7 +104,7 @@ def _prepared(folder: Path, asked: Sequence[str], *, keeps: bool, seed: int) -> 
 
 def _step_seconds(run: Run) -> float:
     """The median of a run's steps, the first left out."""
-    metrics = Attempt(1, 0).metrics(run.folder)
+    metrics = run.metrics_of(Attempt(1))
     metrics.parent.mkdir()
     ending = run_to_end(
         [

@@ -15,7 +15,6 @@ from typing import Any
 
 from rlenv.episodes.environment import Environment, load
 from rlenv.episodes.rollout import context_of
-from rlenv.messages import Message
 from rlenv.policies.scripted import OraclePolicy
 from rlenv.tokens import TokenEncoder
 
@@ -53,15 +52,12 @@ async def _lessons(environment: Environment, tokenizer: Any, *, thinks: bool, hi
             rows = encoder.start_rows(episode.messages, tools=environment.tool_schemas)
             messages = list(episode.messages)
             for turn in range(1, 100):
-                action = session.next_action(messages)
-                text = dialect.render_action(action) if action.tool_calls else action.content
-                said = spoken(text, turn, thinks=thinks)
+                said = spoken(await session.act(messages), turn, thinks=thinks)
                 rows.add_sampled([*tokenizer(said, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id])
                 step = await episode.step(said)
                 if step.is_last:
                     break
-                thought = f"This is step {turn}." if thinks else ""
-                message = Message("assistant", action.content, action.tool_calls, thinking=thought)
+                message = dialect.parse(said).said
                 assert rows.add_observation(step.observation, said=message)
                 messages += [message, *step.observation.messages]
         assert episode.trajectory.success, (environment.spec.name, task, episode.trajectory.reason)
