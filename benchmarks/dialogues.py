@@ -37,7 +37,7 @@ def main(count: str = "2000", family: str = "") -> None:
         if family not in ("", name):
             continue
         start = time.perf_counter()
-        report = check(lambda encoder=encoder: encoder, name=name, dialogues=int(count))
+        report = check(lambda encoder=encoder: encoder, name=name, dialogues=int(count))  # type: ignore[misc]
         taken = time.perf_counter() - start
         for finding in report.findings:
             if finding.cases > 1 or finding.status == "failed":

@@ -120,7 +120,7 @@ def _show(block: Block, ray: bool, found: dict[str, Any]) -> None:
 
 
 def _measure(blocks: list[Block], args: argparse.Namespace) -> None:
-    sys.path.insert(0, str(HERE))
+    sys.path.insert(0, str(HERE.parent))
     from rlenv_verl.settings.presets import load_preset
 
     environment = {**load_preset("cpu").environment, "VERL_LOGGING_LEVEL": "ERROR", "TOKENIZERS_PARALLELISM": "false"}
@@ -133,8 +133,8 @@ def _measure(blocks: list[Block], args: argparse.Namespace) -> None:
 
 
 def _measure_process(block: Block, args: argparse.Namespace) -> None:
-    from sides.loop_process import Process
-    from sides.loop_rig import make_rig
+    from benchmarks.sides.loop_process import Process
+    from benchmarks.sides.loop_rig import make_rig
 
     rig = make_rig(block.kind, workers=WORKERS)
     process = Process(rig, latency_s=block.latency_s, places=block.places)
@@ -147,8 +147,8 @@ def _measure_process(block: Block, args: argparse.Namespace) -> None:
 
 
 def _measure_ray(blocks: list[Block], environment: dict[str, str], repeat: int) -> None:
-    from sides.loop_ray import Cluster
-    from sides.loop_rig import make_rig
+    from benchmarks.sides.loop_ray import Cluster
+    from benchmarks.sides.loop_rig import make_rig
 
     with Cluster(environment) as cluster:
         for block in blocks:
@@ -160,8 +160,8 @@ def _measure_ray(blocks: list[Block], environment: dict[str, str], repeat: int) 
 
 
 def _repeat(rig: Any, play: Callable[[str, int], Any], episodes: int, repeat: int) -> dict[str, Any]:
-    import workload
-    from sides.loop_bare import prompts_of
+    from benchmarks import workload
+    from benchmarks.sides.loop_bare import prompts_of
 
     found: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
     # The first round warms up, and makes the prompts that the bare loop shows.

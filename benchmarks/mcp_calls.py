@@ -107,7 +107,8 @@ async def row(name: str, theirs: Call, ours: Call, *, calls: int, rounds: int) -
     for warm in (theirs, ours):
         await one_by_one(warm, calls // 4)
     for how, work in (("one by one", one_by_one), (f"{AT_ONCE} at once", at_once)):
-        bare_times, our_times = [], []
+        bare_times: list[tuple[float, float]] = []
+        our_times: list[tuple[float, float]] = []
         for number in range(rounds):
             for call in (theirs, ours) if number % 2 == 0 else (ours, theirs):
                 (bare_times if call is theirs else our_times).append(await timed(work, call, calls))

@@ -27,7 +27,7 @@ def write_corpus(path: Path, documents: int, rng: random.Random) -> list[str]:
     """The corpus, and queries taken from it."""
     weights = [1 / (rank + 2.7) for rank in range(VOCABULARY)]
     words = [f"w{rank}x" for rank in range(VOCABULARY)]
-    queries = []
+    queries: list[str] = []
     with path.open("w", encoding="utf-8") as file:
         drawn: list[str] = []
         for number in range(documents):

@@ -14,7 +14,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -49,6 +49,11 @@ def load() -> tuple[str, tokenizers.Tokenizer, str]:
     with gzip.open(path, "rt", encoding="utf8") as file:
         tokenizer = tokenizers.Tokenizer.from_str(file.read())
     return "Qwen3", tokenizer, (DATA / "chat_templates" / "qwen3.jinja").read_text("utf8")
+
+
+def ten_times(work: Callable[[], object]) -> None:
+    for _ in range(10):
+        work()
 
 
 def interleaved(work: dict[str, Callable[[], object]], repeat: int = 15) -> dict[str, float]:
@@ -118,15 +123,13 @@ def main() -> None:
                     ids.extend(delta)
                     mask += bytes(len(delta))
 
-            def ours(schemas: list[dict[str, object]] = schemas, result: str = result) -> None:
+            def ours(schemas: Sequence[Mapping[str, object]] = schemas, result: str = result) -> None:
                 trajectory = encoder.start(prompt, tools=schemas)
                 for _ in range(4):
                     trajectory.add_sampled(sampled)
                     trajectory.add_observation(Observation((Message("tool", result),)))
 
-            cost = interleaved(
-                {"floor": lambda f=floor: [f() for _ in range(10)], "ours": lambda f=ours: [f() for _ in range(10)]}
-            )
+            cost = interleaved({"floor": partial(ten_times, floor), "ours": partial(ten_times, ours)})
             low, high = cost["floor"] * 1e6 / 40, cost["ours"] * 1e6 / 40
             print(f"{f'{tools} tools, results of {size} characters':44}{low:9.1f}{high:9.1f}{high / low:8.2f}")
 
@@ -136,11 +139,11 @@ def main() -> None:
         messages = (Message("tool", result),)
         cost = interleaved(
             {
-                "raw": lambda text=HEAD + result + TAIL: [encode(text) for _ in range(5)],
-                "ours": lambda messages=messages: [encoder.encode_messages(messages) for _ in range(5)],
+                "raw": partial(ten_times, partial(encode, HEAD + result + TAIL)),
+                "ours": partial(ten_times, partial(encoder.encode_messages, messages)),
             }
         )
-        low, high = cost["raw"] * 1e6 / 5, cost["ours"] * 1e6 / 5
+        low, high = cost["raw"] * 1e6 / 10, cost["ours"] * 1e6 / 10
         print(f"{f'{size} characters, {len(encode(result))} tokens':44}{low:9.1f}{high:9.1f}{high / low:8.2f}")
 
     big = Observation((Message("tool", SOURCE[:40_000]),))

@@ -154,7 +154,7 @@ def _peak_mb() -> float:
 
 
 async def _measure(args: argparse.Namespace) -> dict[str, Any]:
-    side = importlib.import_module(f"sides.{args.side}")
+    side = importlib.import_module(f"benchmarks.sides.{args.side}")
     episode: Episode = await side.setup(args.mode, args.tools)
     if args.mode in ("hang", "hangsync"):
         begun = time.perf_counter()
@@ -188,7 +188,7 @@ def main() -> None:
     parser.add_argument("--tools", type=int, default=1)
     parser.add_argument("--profile", action="store_true")
     args = parser.parse_args()
-    sys.path.insert(0, str(Path(__file__).resolve().parent))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     if args.profile:
         import cProfile
         import pstats
@@ -205,5 +205,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.modules["workload"] = sys.modules["__main__"]
+    sys.modules["benchmarks.workload"] = sys.modules["__main__"]
     main()

@@ -25,8 +25,9 @@ from datetime import date
 from pathlib import Path
 from typing import Any, Final
 
-from judge import scripted_judge
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.ablation.judge import scripted_judge
 from rlenv.runs.figures.report import Row, interval_chart
 from rlenv.testing.endpoint import FakeEndpoint
 
@@ -164,7 +165,7 @@ def _chart(found: Mapping[tuple[str, int], Mapping[str, Any] | None]) -> str:
 
 
 def _machine(found: Mapping[Any, Mapping[str, Any] | None], arguments: argparse.Namespace) -> str:
-    versions = next((summary["versions"] for summary in found.values() if summary is not None), {})
+    versions: dict[str, str] = next((summary["versions"] for summary in found.values() if summary is not None), {})
     listed = ", ".join(f"{name} {version}" for name, version in versions.items())
     sizes = f"{arguments.steps} steps of {arguments.batch} tasks × 8 episodes, {arguments.held_out} held-out tasks"
     return (

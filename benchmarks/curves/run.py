@@ -146,7 +146,7 @@ def _rates(summary: dict[str, Any]) -> dict[int, str]:
 
 def machine(results: Sequence[Result]) -> str:
     """The date, the machine and the versions."""
-    versions = next((found.summary["versions"] for found in results if found.summary is not None), {})
+    versions: dict[str, str] = next((found.summary["versions"] for found in results if found.summary is not None), {})
     cpu = next(
         (line.split(":")[1].strip() for line in _lines(Path("/proc/cpuinfo")) if line.startswith("model name")),
         platform.processor(),

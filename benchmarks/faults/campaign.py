@@ -83,7 +83,8 @@ def children() -> list[int]:
         if entry.isdigit():
             with suppress(OSError):
                 parents[int(entry)] = int(Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1])
-    found, new = [], {os.getpid()}
+    found: list[int] = []
+    new = {os.getpid()}
     while new:
         new = {pid for pid, parent in parents.items() if parent in new}
         found += new
@@ -184,8 +185,7 @@ def turns(n: int, *, has_mcp: bool, has_code: bool) -> list[list[dict[str, Any]]
 
 async def episode(environment: Any, n: int, *, has_mcp: bool, has_code: bool) -> Played:
     """Plays one episode: every tool once, then the sum of the last number of each result."""
-    import tools as campaign
-
+    from benchmarks.faults import tools as campaign
     from rlenv.messages import Message, ToolCall
 
     task = {"n": n, "answer": campaign.answer_of(n, has_mcp=has_mcp, has_code=has_code)}
@@ -304,7 +304,7 @@ async def campaign(args: argparse.Namespace, folder: Path) -> bool:
         holds = report(args, plain, hit, around) and holds
     await settled()
     after = left(folder)
-    rest = {
+    rest: dict[str, Any] = {
         "children": after.children - before.children,
         "threads": after.threads - before.threads,
         "descriptors": after.files - before.files,
@@ -331,7 +331,7 @@ def main() -> int:
     parser.add_argument("--episodes", type=int, default=1_000)
     parser.add_argument("--at-once", type=int, default=256)
     args = parser.parse_args()
-    sys.path.insert(0, str(HERE))
+    sys.path.insert(0, str(HERE.parents[1]))
     from rlenv.language import kinds as registry
 
     args.has_mcp = "mcp" in registry.names("tools") and importlib.util.find_spec("mcp") is not None

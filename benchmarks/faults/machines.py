@@ -24,6 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -113,7 +114,7 @@ async def campaign(
         async def ends(messages: Sequence[Message]) -> str:
             return "Done."
 
-        policies = {
+        policies: dict[str, tuple[Any, float]] = {
             "oracle": (environment.oracle(), 1.0),
             "wrong": (FunctionPolicy(does), 0.0),
             "nothing": (FunctionPolicy(ends), 0.0),

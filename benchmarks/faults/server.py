@@ -13,7 +13,7 @@ TOOL = {
 }
 
 
-def answer(method: str, params: dict) -> dict:  # type: ignore[type-arg]
+def answer(method: str, params: dict) -> dict:
     """The result of one request."""
     if method == "initialize":
         return {

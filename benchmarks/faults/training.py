@@ -157,7 +157,7 @@ class Judge:
                 with lock:
                     (outer.refused if is_down else outer.asked)[split] += 1
                 said = {"role": "assistant", "content": '{"reasoning": "", "score": 3}'}
-                reply = {"id": "1", "object": "chat.completion", "model": "judge"}
+                reply: dict[str, object] = {"id": "1", "object": "chat.completion", "model": "judge"}
                 reply |= {"choices": [{"index": 0, "message": said, "finish_reason": "stop"}]}
                 data = b"{}" if is_down else json.dumps(reply).encode()
                 self.send_response(503 if is_down else 200)

@@ -8,7 +8,7 @@ import json
 import re
 from typing import Any
 
-import workload
+from benchmarks import workload
 
 _CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import orjson
 
-import workload
-from sides.tokenizer import tokenizer
+from benchmarks import workload
+from benchmarks.sides.tokenizer import tokenizer
 
 
 async def setup(mode: str, tools: int) -> workload.Episode:

@@ -10,14 +10,14 @@ from uuid import uuid4
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
-import workload
+from benchmarks import workload
 
 __all__ = ["BareLoop", "prompts_of"]
 
 _SEEN: dict[str, list[list[list[int]]]] = {}
 
 
-class BareLoop(AgentLoopBase):  # type: ignore[misc]
+class BareLoop(AgentLoopBase):
     """What no loop can beat: prompts were made beforehand, and stand in `file` by task and turn."""
 
     def __init__(self, *args: Any, file: str, waits: bool, **kwargs: Any) -> None:

@@ -14,11 +14,11 @@ from omegaconf import OmegaConf
 from verl.experimental.agent_loop import agent_loop
 from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
 
-import workload
+from benchmarks import workload
+from benchmarks.sides.loop_bare import BareLoop
+from benchmarks.sides.loop_rig import AGENTS, Rig, row
+from benchmarks.sides.scripted_model import ScriptedModel
 from rlenv_verl.loop.agent_loop import RlenvAgentLoop
-from sides.loop_bare import BareLoop
-from sides.loop_rig import AGENTS, Rig, row
-from sides.scripted_model import ScriptedModel
 
 __all__ = ["Process"]
 
@@ -33,7 +33,7 @@ class Process:
         self._loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self._loop)
         self._model = ScriptedModel(rig.tokenizer, latency_s=latency_s, places=places)
-        self._worker = agent_loop.AgentLoopWorker(OmegaConf.create(dict(rig.config)), self._model)
+        self._worker = agent_loop.AgentLoopWorker(OmegaConf.create(dict(rig.config)), self._model)  # type: ignore[arg-type]
 
     def play(self, side: str, episodes: int) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
         """The figures of `episodes` at once, and what was made of each task."""

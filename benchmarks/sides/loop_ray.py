@@ -20,9 +20,9 @@ from verl.utils import tensordict_utils
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.router import get_router_handle
 
-import workload
-from sides.loop_rig import AGENTS, Rig, row
-from sides.scripted_model import ScriptedModel
+from benchmarks import workload
+from benchmarks.sides.loop_rig import AGENTS, Rig, row
+from benchmarks.sides.scripted_model import ScriptedModel
 
 __all__ = ["Cluster"]
 
@@ -49,8 +49,9 @@ class Cluster:
     """A Ray cluster of its own; nothing of it is left behind."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        roots = [str(Path(__file__).resolve().parents[1])]
-        self._variables = {**environment, "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": ":".join(roots)}
+        root = Path(__file__).resolve().parents[2]
+        path = f"{root}:{root / 'trainers'}"
+        self._variables = {**environment, "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": path}
         self._folder = tempfile.TemporaryDirectory(prefix="ray-")
         self._has_queue = False
 
@@ -94,7 +95,7 @@ class Cluster:
         """
         uids = [str(uuid4()) for _ in range(episodes)]
         rows = [row(index) for index in range(episodes)]
-        columns = {name: np.array([None] * episodes, dtype=object) for name in rows[0]}
+        columns: dict[str, Any] = {name: np.array([None] * episodes, dtype=object) for name in rows[0]}
         for name, column in columns.items():
             column[:] = [one[name] for one in rows]
         columns["uid"] = np.array(uids, dtype=object)

@@ -10,10 +10,10 @@ from typing import Any
 
 import yaml
 
-import workload
+from benchmarks import workload
+from benchmarks.sides.tokenizer import TEMPLATE, path
 from rlenv_verl.settings import compose
 from rlenv_verl.settings.presets import Preset, load_preset, override
-from sides.tokenizer import TEMPLATE, path
 
 __all__ = ["AGENTS", "Rig", "make_rig", "row"]
 
@@ -106,7 +106,7 @@ def make_rig(kind: str, *, workers: int) -> Rig:
     (folder / "spec.yaml").write_text(_SPEC.format(rows=rows, system=workload.SYSTEM, run_in=run_in))
     (folder / "tools.py").write_text(_TOOLS.format(define=define, wait=wait))
     ours = {"name": AGENTS["rlenv"], "_target_": "rlenv_verl.loop.agent_loop.RlenvAgentLoop"}
-    none = {"name": AGENTS["bare"], "_target_": "sides.loop_bare.BareLoop", "waits": kind != "fast"}
+    none = {"name": AGENTS["bare"], "_target_": "benchmarks.sides.loop_bare.BareLoop", "waits": kind != "fast"}
     prompts = folder / "prompts.json"
     loops = [{**ours, "spec": str(folder / "spec.yaml")}, {**none, "file": str(prompts)}]
     (folder / "agent_loop.yaml").write_text(yaml.safe_dump(loops))

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import rlenv
-import workload
+from benchmarks import workload
 
 SPEC = """\
 rlenv: 1
@@ -26,7 +26,7 @@ TOOL = '  {name}: {{kind: python, function: "tools.py:calculator", run_in: {run_
 MODULE = """\
 import sys
 sys.path.insert(0, {folder!r})
-import workload
+from benchmarks import workload
 calculator = workload.tool({mode!r})
 """
 
@@ -42,7 +42,7 @@ def environment(mode: str, tools: int) -> rlenv.Environment:
     entries = "\n".join(TOOL.format(name=name, run_in=run_in) for name in names)
     text = SPEC.format(rows=rows, system=workload.SYSTEM, tools=entries, timeout=workload.TIMEOUT_S)
     (folder / "spec.yaml").write_text(text)
-    here = str(Path(__file__).resolve().parent.parent)
+    here = str(Path(__file__).resolve().parents[2])
     (folder / "tools.py").write_text(MODULE.format(folder=here, mode=mode))
     return rlenv.load(folder / "spec.yaml")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-import workload
+from benchmarks import workload
+from benchmarks.sides.rlenv_text import environment
+from benchmarks.sides.tokenizer import TEMPLATE, tokenizer
 from rlenv.dialects.base import cut_chars
 from rlenv.tokens import TokenEncoder
-from sides.rlenv_text import environment
-from sides.tokenizer import TEMPLATE, tokenizer
 
 
 async def setup(mode: str, tools: int) -> workload.Episode:

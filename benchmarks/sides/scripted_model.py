@@ -10,7 +10,7 @@ from typing import Any
 
 from verl.workers.rollout.replica import TokenOutput
 
-import workload
+from benchmarks import workload
 
 __all__ = ["Load", "ScriptedModel"]
 

@@ -12,12 +12,12 @@ from datasets import Dataset
 from openai.types.chat import ChatCompletion
 from verifiers.clients.openai_chat_completions_client import OpenAIChatCompletionsClient
 
-import workload
+from benchmarks import workload
 
 logging.disable(logging.WARNING)
 
 
-class _Scripted(OpenAIChatCompletionsClient):  # type: ignore[misc]
+class _Scripted(OpenAIChatCompletionsClient):
     def __init__(self) -> None:
         super().__init__(object())
 

@@ -21,8 +21,8 @@ from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.workers.rollout.replica import TokenOutput
 
-import workload
-from sides.tokenizer import TEMPLATE, path
+from benchmarks import workload
+from benchmarks.sides.tokenizer import TEMPLATE, path
 
 
 async def setup(mode: str, tools: int) -> workload.Episode:
@@ -32,7 +32,7 @@ async def setup(mode: str, tools: int) -> workload.Episode:
     made.chat_template = TEMPLATE
     function = workload.tool(mode)
 
-    class Calculator(BaseTool):  # type: ignore[misc]
+    class Calculator(BaseTool):
         async def execute(self, instance_id: str, parameters: dict[str, Any], **_: Any) -> Any:
             result = function(**parameters)
             return ToolResponse(text=await result if asyncio.iscoroutine(result) else result), 0.0, {}
@@ -40,8 +40,8 @@ async def setup(mode: str, tools: int) -> workload.Episode:
     with contextlib.redirect_stdout(io.StringIO()):
         entries = []
         for number in range(tools):
-            schema = copy.deepcopy(workload.SCHEMA)
-            schema["function"]["name"] = "calculator" if number == 0 else f"tool_{number}"  # type: ignore[index]
+            schema: dict[str, Any] = copy.deepcopy(workload.SCHEMA)
+            schema["function"]["name"] = "calculator" if number == 0 else f"tool_{number}"
             entries.append(Calculator({}, OpenAIFunctionToolSchema.model_validate(schema)))
     turns = {
         "max_user_turns": 10,
@@ -69,7 +69,7 @@ async def setup(mode: str, tools: int) -> workload.Episode:
             index = kwargs["sampling_params"]["i"]
             return TokenOutput(token_ids=list(sampled[index % workload.VARIANTS][turn]), num_preempted=0)
 
-    parts = {
+    parts: dict[str, Any] = {
         "trainer_config": DictConfigWrap(config),
         "server_manager": Server(),
         "tokenizer": made,

@@ -13,7 +13,7 @@ import transformers
 __all__ = ["Qwen2VLProcessor"]
 
 
-class Qwen2VLProcessor(transformers.Qwen2VLProcessor):  # type: ignore[misc]
+class Qwen2VLProcessor(transformers.Qwen2VLProcessor):
     """transformers' own, without the video processor."""
 
     def __init__(self, image_processor: Any = None, tokenizer: Any = None, chat_template: Any = None, **_: Any) -> None:

@@ -33,7 +33,7 @@ class _Server:
         raise AssertionError("a reward model that sleeps answers nobody")
 
 
-class ScriptedJudge(RolloutReplica):  # type: ignore[misc]
+class ScriptedJudge(RolloutReplica):
     """Needs no workers of the placement group that veRL reserved for it."""
 
     async def init_colocated(self, resource_pool: Any) -> None:

@@ -158,7 +158,7 @@ def test_a_dialogue_is_trained_as_it_was_sampled(tmp_path: Path, qwen3: Path, hi
     assert [entry["episodes"] for entry in lines(out / "trained.jsonl")] == [2, 2]
 
     # Every validation episode is recorded, so the template can render all of it.
-    tokenizer = transformers.AutoTokenizer.from_pretrained(qwen3)
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(qwen3)
     known = {environment.spec.name: environment for environment in map(load, (CUSTOMER, TEN))}
     recorded = by_actions(out)
     compared = rewritten = identical = 0

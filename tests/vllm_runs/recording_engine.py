@@ -16,7 +16,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 import rlenv_verl.cpu.registries  # noqa: F401 (the name that this one stands in for)
 
 _generate: Any = AsyncLLM.generate
-_update: Any = adapters.ServerAdapter.update_weights
+_adapter: Any = adapters.ServerAdapter
+_update = _adapter.update_weights
 
 
 async def generate(self: Any, prompt: Any, sampling_params: Any, request_id: str, **more: Any) -> AsyncIterator[Any]:
@@ -48,7 +49,7 @@ async def update_weights(self: Any, weights: Any, global_steps: int | None = Non
     sums: dict[str, Any] = {}
 
     async def each() -> AsyncIterator[tuple[str, Any]]:
-        async for name, tensor in ensure_async_iterator(weights):  # type: ignore[no-untyped-call]
+        async for name, tensor in ensure_async_iterator(weights):
             add(sums, name, tensor)
             yield name, tensor
 
@@ -59,4 +60,4 @@ async def update_weights(self: Any, weights: Any, global_steps: int | None = Non
 
 
 AsyncLLM.generate = generate
-adapters.ServerAdapter.update_weights = update_weights
+_adapter.update_weights = update_weights

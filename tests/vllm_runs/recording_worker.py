@@ -20,7 +20,7 @@ class RecordingWorker(CpuVllmWorker):
         write("engine.jsonl", {"adapter": bool(peft_config and base_sync_done), "tensors": checksums(self._held())})
 
     def _held(self) -> Iterator[tuple[str, Any]]:
-        runner: Any = self.model_runner
+        runner: Any = self.model_runner  # type: ignore[attr-defined]
         words = runner.model_config.get_vocab_size()
         for name, tensor in runner.model.named_parameters():
             # vLLM makes room for a multiple of 64 ids.

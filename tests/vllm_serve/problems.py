@@ -26,7 +26,7 @@ def _problems(seed: int) -> Iterator[dict[str, object]]:
     while True:
         wording, expression = drawn.choice(_WORDINGS)
         a, b, c = drawn.randint(12, 98), drawn.randint(11, 39), drawn.randint(11, 49)
-        values = {"a": a, "b": b, "c": c, "more": a + b}
+        values: dict[str, object] = {"a": a, "b": b, "c": c, "more": a + b}
         values |= {"name": drawn.choice(_NAMES), "things": drawn.choice(_THINGS)}
         results = {"{a}+{b}": a + b, "{more}-{b}": a, "{a}*{b}": a * b, "{a}*{b}+{c}": a * b + c}
         answer = results.get(expression, a * b - c)

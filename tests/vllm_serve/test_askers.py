@@ -49,6 +49,7 @@ def test_a_model_tool_and_agents_in_both_modes_give_results(model: Path) -> None
     trajectory = play([*calls, "<answer>50</answer>"])
     told, *solved = (turn.results[0] for turn in trajectory.turns[:3])
     assert told.outcome == "ok", told
+    assert told.details is not None
     assert told.details["usage"]["completion_tokens"] > 0
     nested = [record.nested(result) for result in solved]
     for one in nested:

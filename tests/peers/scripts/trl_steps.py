@@ -121,6 +121,7 @@ class Looking(rlenv_trl.Rollout):
 async def again(rollout: Looking, trainer: Scripted) -> int:
     """How many samples have other ids or another mask than the same turns of an episode that is played by itself."""
     different, env = 0, rollout.environments[0]
+    assert rollout.player is not None
     encoder = rollout.player.encoder(env)
     turns = list(trainer.said)
     for prompts, columns in rollout.seen:
@@ -184,7 +185,8 @@ def door_of_tools() -> dict[str, Any]:
         Scripted, "tools-out", rows, tokenizer(template.read_text()), environment_factory={"sums": played},
         reward_funcs=rlenv_trl.environment_reward,
     )  # fmt: skip
-    schema = transformers.utils.get_json_schema(played().calculate)["function"]
+    library: Any = transformers
+    schema = library.utils.get_json_schema(played().calculate)["function"]
     del schema["return"]
     found["schema"] = schema == env.tool_schemas[0]["function"]
     return found

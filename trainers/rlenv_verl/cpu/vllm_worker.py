@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import vllm.model_executor.layers.utils as linear_layers  # type: ignore[import-not-found]
+import vllm.model_executor.layers.utils as linear_layers
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
 _LOG = logging.getLogger(__name__)
