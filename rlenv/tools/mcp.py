@@ -306,6 +306,7 @@ def _make_tool(
     parameters = _tool_parameters(tool, server)
     is_own = spec.scope == "episode"
     is_stateless = all(one.is_read_only for one in listing.tools)
+    has_state = is_own and not is_stateless
     size = (spec.workers or _DEFAULT_POOL) if spec.scope == "pool" else 1
 
     async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
@@ -315,12 +316,11 @@ def _make_tool(
         reason, lost = asked_again.get(), call.scope().keep(("mcp lost", key), list[Connection | None])
         # A server that had a call until its time was over, and was replaced, has lost what it held as one that died.
         is_lost = reason in _DEATHS or (reason == "late" and any(one and one.is_gone for one in lost))
-        # Servers of its own: one that dies or hangs again shows what it was, and takes no call of others along.
-        # What a server refuses it is asked itself.
+        # Servers of its own: what dies or hangs again takes no call of others along. Refusals are asked of itself.
         is_trial = not is_own and (is_lost or (is_stateless and reason not in ("", "refused")))
         kept, many = ((*key, "again"), _DEFAULT_POOL) if is_trial else (key, size)
         try:
-            pool = await scope.get(kept, lambda: open_pool(server, size=many, is_trial=is_trial))
+            pool = await scope.get(kept, lambda: open_pool(server, size=many, is_trial=is_trial, has_state=has_state))
             result = await pool.call(remote, arguments, deadline=call.deadline, late=None if is_trial else lost)
         except ServerDied as error:
             lost += [None] * (error.reason != "unavailable")  # it died with this call, perhaps of it

@@ -506,6 +506,27 @@ def test_a_server_that_was_killed_between_calls_is_replaced_without_a_failure() 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("turn", [0, -1])
+def test_what_a_server_of_an_episode_kept_is_lost_where_it_was_killed_between_calls(turn: int) -> None:
+    from rlenv.errors import EpisodeError
+
+    tools = lab(scope="episode")
+
+    async def work(make: Make) -> str:
+        before = await process_of(tools, make)
+        os.kill(before, signal.SIGKILL)
+        await until(lambda: not Path(f"/proc/{before}").exists() and not _watchers())
+        for _ in range(100):
+            await asyncio.sleep(0)
+        for _ in range(2):  # no later call finds a server that has forgotten the earlier ones either
+            with pytest.raises(EpisodeError, match="what it kept is lost") as raised:
+                await call(tools["place"], {}, within=replace(make(), turn=turn))
+        return raised.value.reason
+
+    assert within(work) == "resource"
+
+
+@pytest.mark.slow
 def test_a_call_that_met_a_dying_server_may_be_tried_again() -> None:
     from rlenv.errors import ToolFailed
 

@@ -19,7 +19,7 @@ from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS, INVALID_REQUEST, CallTo
 from rlenv import secrets
 from rlenv.concurrency.deadline import Expired, Waited
 from rlenv.concurrency.scope import Hosted, cancel_all
-from rlenv.errors import ResourceError
+from rlenv.errors import EpisodeError, ResourceError
 from rlenv.tools._mcp import SPOILT, TOO_LARGE
 from rlenv.tools._mcp.http import BROKEN, LOST, UNREACHABLE
 from rlenv.tools._mcp.server import Connection, McpServer, ServerDown, connect
@@ -107,10 +107,14 @@ class _Pace:
 class Link:
     """One session that is renewed when it ends. `in_flight` calls are using it."""
 
-    def __init__(self, server: McpServer, *, connect: Connect = connect, is_trial: bool = False) -> None:
+    def __init__(
+        self, server: McpServer, *, connect: Connect = connect, is_trial: bool = False, has_state: bool = False
+    ) -> None:
         self._server = server
         self._connect = connect
         self._is_trial = is_trial
+        self._has_state = has_state
+        self._last: Connection | None = None
         self._pace = _Pace(_TRIAL_PAUSE_S if is_trial else _MOST_PAUSE_S)
         self._host: Hosted[Connection] | None = None
         self._opening: asyncio.Task[Connection] | None = None
@@ -139,6 +143,7 @@ class Link:
             ServerDied: the server ended during the call.
             ServerDown: the server cannot be opened again at the moment.
             Expired: the deadline has come; `stopped` where the server was stopped, by itself or by others.
+            EpisodeError: what it kept for the calls is lost.
             ResourceError: it could not be opened several times in a row.
         """
         self.in_flight += 1
@@ -230,6 +235,9 @@ class Link:
             await asyncio.wait(self._work)
 
     async def _connected(self) -> Connection:
+        if self._has_state and self._last is not None and await self._last.was_emptied():
+            said = f"the MCP server '{self._server.name}' was ended between two calls, and what it kept is lost"
+            raise EpisodeError(said, reason="resource")
         if self._opening is None or self._opening.done():
             if self._pace.failed_starts >= _MOST_FAILED_STARTS:
                 self._pace.failed_starts = _MOST_FAILED_STARTS - 1  # the next episode may try once
@@ -251,7 +259,7 @@ class Link:
                 _log.warning("%s", error)
                 raise
         self._pace.has_started()
-        self._host = host
+        self._host, self._last = host, connection
         return connection
 
     def _has_ended(self, connection: Connection) -> None:
@@ -327,11 +335,9 @@ class _NotRun(Exception):
 class SessionPool:
     """At most `size` sessions on one server, each with any number of calls; the least busy one takes the next."""
 
-    def __init__(self, server: McpServer, *, size: int, connect: Connect = connect, is_trial: bool = False) -> None:
-        self._server = server
+    def __init__(self, size: int, make: Callable[[], Link]) -> None:
         self._size = size
-        self._connect = connect
-        self._is_trial = is_trial
+        self._make = make
         self._links: list[Link] = []
 
     async def call(
@@ -349,17 +355,17 @@ class SessionPool:
             least = min(self._links, key=lambda link: link.in_flight)
             if least.in_flight == 0 or len(self._links) == self._size:
                 return least
-        link = Link(self._server, connect=self._connect, is_trial=self._is_trial)
-        self._links.append(link)
-        return link
+        self._links.append(self._make())
+        return self._links[-1]
 
 
 def open_pool(
-    server: McpServer, *, size: int, connect: Connect = connect, is_trial: bool = False
+    server: McpServer, *, size: int, connect: Connect = connect, is_trial: bool = False, has_state: bool = False
 ) -> AbstractAsyncContextManager[SessionPool]:
     """A pool, closed on leaving; `connect` opens one session.
 
     Args:
         is_trial: what is called may end the server, as it has before: it is started anew at once, and nobody is told.
+        has_state: it is of one episode, and may keep something for its calls.
     """
-    return aclosing(SessionPool(server, size=size, connect=connect, is_trial=is_trial))
+    return aclosing(SessionPool(size, lambda: Link(server, connect=connect, is_trial=is_trial, has_state=has_state)))
