@@ -16,6 +16,14 @@ _ACTING: Final = re.compile(
     "\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f\ud800-\udfff]"
 )
 
+_THOUGHT: Final = re.compile(r"\A(?:.*?</think>\s*|\s*<think>.*)", re.DOTALL)
+
+
+def without_thinking(text: str) -> str:
+    """What another model says, without thinking that its server has left in the text: a template may have written the
+    mark that opens it, and a limit may have cut off the one that closes it."""
+    return _THOUGHT.sub("", text)
+
 
 def visible(text: str) -> str:
     r"""`text` with every character that a terminal would act on as an escape, such as `\x1b`.

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from rlenv._base.bounded import plain, size
 from rlenv._base.paths import RefusedPath
-from rlenv._base.text import did_you_mean
+from rlenv._base.text import did_you_mean, without_thinking
 from rlenv.concurrency.scope import Scope
 from rlenv.dialects.built_in import broken
 from rlenv.endpoints import REFUSED, Client, Endpoint
@@ -152,14 +152,14 @@ def compile_model(name: str, spec: ModelSpec, context: CompileContext) -> Sequen
         try:
             with asks(f"tool {name}"):
                 answer = await client.chat(messages, sampling=spec.sampling, deadline=call.deadline)
-                if not answer.message.content and not answer.message.images:
+                text = without_thinking(answer.message.content)
+                if not text and not answer.message.images:
                     client.unread(answer)
         except EndpointError as error:
             if error.status in _MISCONFIGURED and await _is_there(client, call):
                 # A filter that refuses what it is shown, or a server that fails by chance: nobody can tell from here.
                 raise ToolFailed(f"the tool {name} did not take this request", reason="server_error") from error
             raise tool_failure(name, error, is_invalid=spec.on_failure == "invalid") from error
-        text = answer.message.content
         if not text and not answer.message.images:
             raise ToolFailed(f"the tool {name} gave an empty answer", reason="server_error", retryable=True)
         details = {"usage": answer.usage.as_dict(), "finish_reason": answer.finish_reason}

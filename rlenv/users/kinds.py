@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal, NoReturn
 
 from pydantic import Field
 
+from rlenv._base.text import without_thinking
 from rlenv.concurrency.threads import ThreadPool
 from rlenv.dialects.built_in import broken
 from rlenv.endpoints import Endpoint
@@ -167,7 +168,7 @@ class _ModelSession:
             made = self._made.setdefault(self._spoken, [])  # what a try before this one has called is done
             while True:
                 answer = await (ask([*messages, *made], around=around) if opening else ask(messages, around=at_once))
-                calls, text = schemas and answer.message.tool_calls, answer.message.content
+                calls, text = schemas and answer.message.tool_calls, without_thinking(answer.message.content)
                 if calls and not opening:
                     return "(a call)"  # asked beside the dialogue: no part of the episode, and nothing of it changes
                 if not calls or sum(message.role == "assistant" for message in made) == _MOST_CALLS:

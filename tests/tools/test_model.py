@@ -64,6 +64,13 @@ def asked(
     return asyncio.run(asyncio.wait_for(work(), 60))
 
 
+def test_what_the_model_thinks_is_no_part_of_its_answer() -> None:
+    result, _ = asked(["<think>not short</think>\nshort"], {"text": "long"})
+    assert (result.text, result.value) == ("short", "short")
+    result, _ = asked(["<think>not sho"], {"text": "long"})
+    assert (result.reason, result.whose) == ("server_error", "unclear")
+
+
 def test_the_answer_is_the_text_and_the_value() -> None:
     result, server = asked(
         ["short"], {"text": "long {{ vars.tone }}"}, system="Be {{ vars.tone }}.", sampling={"max_tokens": 9}

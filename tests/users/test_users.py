@@ -315,6 +315,18 @@ def test_a_model_sees_the_dialogue_from_the_users_side(make_environment: Make, m
     assert server.requests[0]["seed"] == 3
 
 
+@pytest.mark.parametrize("thought", ["<think>Then ###STOP###</think>\n\n", "Then ###STOP###\n</think>\n"])
+def test_what_a_model_thinks_is_neither_heard_nor_ends_the_dialogue(
+    make_environment: Make, monkeypatch: pytest.MonkeyPatch, thought: str
+) -> None:
+    actions = ["Which?", "<answer>5</answer>"]
+    said, trajectory, _ = with_server(make_environment, monkeypatch, [f"{thought}It is A17."], actions)
+    assert (said, trajectory.reward.total) == (["It is A17."], 1.0)
+    cut = "<think>I own A17, and "
+    _, trajectory, _ = with_server(make_environment, monkeypatch, [cut], actions)
+    assert trajectory.failure is not None
+
+
 @pytest.mark.parametrize(
     ("of_user", "of_endpoint", "asked"),
     [(None, None, 3), (None, 9, 9), (7, None, 7), (7, 9, 7), (0, 9, 0), (None, 0, 0)],
