@@ -2,14 +2,14 @@
 
     python benchmarks/faults/outages.py [--episodes 10000] [--only http,stdio] [--modes once,fell] [--at-once 32]
 
-Each transport is played in these modes: `once`, where each call fails the first time that it is asked, by chance,
-and goes well afterwards; `fell`, where every eighth episode's call, and its answer, fells the server with the calls
-of others in flight; and `chance`, where any request fails by a coin of 10 to 90 %. Servers of HTTP also answer `errors`
-(5xx) to all for up to two seconds after each call of an eighth episode, and `refuse`: now and then they answer all
-requests for up to a second as if the caller were at fault, and every eighth episode asks for what there is not. In the
-mode `batch` each call of a fourth episode fails, with 500, with all that its server has in flight. A valid
-number that differs from the one that a server which is well gives is wrong, but for that of an eighth episode. Exit
-code 1 where there is one, or where one who fells the server is masked. What is left invalid is counted beside.
+Each transport is played in these modes: `once`, where each call fails the first time that it is asked, by chance, and
+goes well afterwards; `fell`, where every eighth episode's call, and its answer, fells the server with the calls of
+others in flight; and `chance`, where any request fails by a coin of 10 to 90 %. Servers of HTTP also answer `errors`
+(5xx and 4xx) to all for up to two seconds after each call of an eighth episode, and `refuse`: now and then they
+answer all requests for up to a second as if the caller were at fault, and every eighth episode asks for what is not
+there. In the mode `batch` each call of a fourth episode fails, with 500, with all that its server has in flight. A
+valid number that differs from the one that a server which is well gives is wrong, but for that of an eighth episode.
+Exit code 1 where there is one, or where one who fells the server is masked. What is left invalid is counted beside.
 
 `work` is a tool of each kind that may be lost with something outside of rlenv; `code` calls it from a piece of code. Of
 `command` a request that fails is a program that kills itself, of `thread` one that says that it is down. rlenv's own
@@ -201,7 +201,7 @@ class Service:
             now = asyncio.get_running_loop().time()
             if "fell" in text and now >= self.until:
                 self.until = now + self.rng.uniform(0.5, 2.0)
-            return self.rng.choice(("500", "502", "503")) if now < self.until else ""
+            return self.rng.choice(("403", "429", "500", "503")) if now < self.until else ""
         if self.mode == "refuse":
             while self.until < (now := asyncio.get_running_loop().time()):
                 self.refuses = "" if self.refuses else self.rng.choice(("400", "403", "404"))

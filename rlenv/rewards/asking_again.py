@@ -38,7 +38,7 @@ _FEWEST: Final = 8
 _FEWEST_SLOW: Final = 4
 """What has to be as sure as so many rounds, where there was no time for all: waiting for others takes it from a quick
 call, and a slow one takes it itself. One round with so many known calls is as sure as these 4."""
-_PATIENCE: Final = 16
+_PATIENCE: Final = 19
 """Tries in a row that tell nothing, before nobody can tell: with the pauses between them some 28 s."""
 _FIRST_WAIT_S: Final = 0.05
 _LONGEST_WAIT_S: Final = 2.5
@@ -102,6 +102,8 @@ class Known:
     failed: int = 0
     """Counted once for all the time that what is asked was gone."""
     gone_since: float | None = None
+    fellers: int = 0
+    """How many seem to have felled what is asked, or to fell it each time: others find it away, and wait for it."""
 
 
 @dataclass(slots=True)
@@ -212,8 +214,9 @@ class _Turns(Generic[_T]):
             self.turn_s = min(self.turn_s, self.limit.clock_s - begun)
             self.tried_s, self.looked_s = min(self.tried_s, tried_s), 0.0
             self.longest_s = max(self.longest_s, tried_s)
-            is_short = self.rounds > 2 * _FEW and self.known_s < _LONGER * self.longest_s
-            is_long = not self.tries.holds and (self.each > 1 or is_short or random.random() < 1 / _LONGER)
+            is_few = self.rounds > 2 * _FEW and self.known_s < _LONGER * self.longest_s
+            is_drawn = self.each > 1 or is_few or random.random() < 1 / _LONGER
+            is_long = self.keeps_turn or (is_drawn and not self.tries.holds)
             self.looks_s = is_long * random.uniform(1, 2 * _LONGER - 1) * self.longest_s
             return tried
         return None
@@ -302,7 +305,7 @@ class _Turns(Generic[_T]):
             if is_first or self.each > 1 or tries.holds:
                 tries.well += sum(one.times for one in asked if isinstance(one, Answered))
             tries.gone_since, is_first = None, False
-            if not tries.holds:
+            if self.looks_s or not tries.holds:
                 again = self.limit.clock_s
                 await asyncio.sleep(0.001)  # one that answers at once would be asked thousands of times
                 self.looked_s += self.limit.clock_s - again
@@ -332,7 +335,7 @@ async def _each(ask: Ask[_T], times: int) -> list[Answered[_T] | Refused | Untol
 
 def waits_s() -> list[float]:
     """The seconds to wait after each try that tells nothing, before another one."""
-    return [min(_FIRST_WAIT_S * 2**tries, _LONGEST_WAIT_S) for tries in range(_PATIENCE)]
+    return [min(_FIRST_WAIT_S * 1.5**tries, _LONGEST_WAIT_S) for tries in range(_PATIENCE)]
 
 
 async def in_turn(

@@ -202,16 +202,6 @@ async def if_unread(
 
 
 @dataclass(slots=True)
-class _Falls:
-    """Whether a server is away because it fell, as far as those who share a scope can tell."""
-
-    suspects: int = 0
-    """How many wait for it whose requests may have felled it."""
-    alone: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by one at a time of those whose requests were cut twice, or fail beside those of others."""
-
-
-@dataclass(slots=True)
 class Felling:
     """What a server fell over of the questions that hold the same material, as those of a group do: what is found out
     of one is known of all. `alone` is held by one at a time, once its request is cut again, until that is found."""
@@ -292,7 +282,7 @@ class _Suspect(Generic[_T]):
             return tried
         return Refused("it fell by something else") if isinstance(tried, Answered) else Untold(tried.why)
 
-    async def found(self, falls: _Falls, *, was_cut: bool, most: int) -> _T | None:
+    async def found(self, line: Known, *, was_cut: bool, most: int) -> _T | None:
         """Its answer; None where the server falls over it each time.
 
         Raises RewardError: nobody can tell.
@@ -309,7 +299,7 @@ class _Suspect(Generic[_T]):
                 break
         if self.is_known is not None and await self.is_known():
             return None
-        few, left, tries = _FEWEST_FALLS, left_s(), Known(falls.alone)
+        few, left, tries = _FEWEST_FALLS, left_s(), Known(line.alone)
         return await in_turn(self.as_long, self.once, most=most, within_s=left, is_dear=True, tries=tries, fewest=few)
 
 
@@ -336,18 +326,18 @@ async def if_felled(
     Raises:
         EndpointError: `error`, where the server was not away; `is_held`: it fell each time; or nobody can tell.
     """
-    falls, was_cut = scope.keep(("falls", client.endpoint.base_url), _Falls), error.is_cut
+    line, was_cut = _line(client, scope), error.is_cut
     within_s = tries_s(client) if within_s is None else within_s
     with entered("beside"), running_under(Countdown(within_s)):  # a replay does not ask these
-        falls.suspects += was_cut  # at once: others find the server away before anybody can say that it is
+        line.fellers += was_cut  # at once: others find the server away before anybody can say that it is
         try:
-            if isinstance(await known(), Answered) if was_cut else not (falls.suspects and is_away(error)):
+            if isinstance(await known(), Answered) if was_cut else not (line.fellers and is_away(error)):
                 raise error
-            given = await _Suspect(known, request, client, is_known).found(falls, was_cut=was_cut, most=most)
+            given = await _Suspect(known, request, client, is_known).found(line, was_cut=was_cut, most=most)
         except RewardError as untold:
             raise EndpointError(f"{error}; {untold}") from error
         finally:
-            falls.suspects -= was_cut
+            line.fellers -= was_cut
     if given is None:
         raise EndpointError(f"the server fell each time: {error}", is_held=True) from error
     return given
@@ -416,7 +406,12 @@ async def if_refused(
 
 def beside_others(client: Client, scope: Scope) -> Known:
     """The tries of what is known to work, where others who share `scope` may fell the server for each other."""
-    return Known(scope.keep(("falls", client.endpoint.base_url), _Falls).alone, holds=False)
+    return Known(_line(client, scope).alone, holds=False)
+
+
+def _line(client: Client, scope: Scope) -> Known:
+    """Those whose requests were cut twice, or fail beside those of others who share `scope`: one after the other."""
+    return scope.keep(("falls", client.endpoint.base_url), lambda: Known(asyncio.Lock()))
 
 
 def tries_s(client: Client) -> float:

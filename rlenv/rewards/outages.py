@@ -25,11 +25,9 @@ _FIRST_SHARE: Final = 2 / 3
 _LEAST_S: Final = 1.0
 """What one call has beside twice its own time, however many there are: with less, nothing is found out of any."""
 _DEATHS: Final = (*FELLED, "server_died")
-_FALLEN: Final = "server_error"
-"""What a server that a call fells answers to all for a while, or a proxy before it, where it is not gone."""
 _LOOKS: Final = 8
-"""Known calls in a row that such a server has an answer to once it is back: one that fails by chance has not."""
-_LOST: Final = ("infrastructure", "unclear")
+"""Known calls in a row that a server which a call felled has an answer to, once it is back: one that fails by chance
+has not."""
 _REFUSED: Final = "refused"
 _BY_CODE: Final[Mapping[str, Whose]] = {"infrastructure": "infrastructure", "unclear": "unclear", _REFUSED: "policy"}
 """The outcomes of calls that code made and that may be lost (`rlenv.tools.code`), and whose failure each is."""
@@ -45,7 +43,7 @@ _ALWAYS_KNOWN: Final[Mapping[str, Mapping[str, Any]]] = {"code": {"code": "1"}, 
 
 def is_lost(result: ToolResult) -> bool:
     """True if a call failed, and not surely by what the policy did."""
-    return result.whose in _LOST
+    return result.whose in ("infrastructure", "unclear")
 
 
 def may_be_lost(result: ToolResult, tools: Mapping[str, Tool], *, known: Mapping[str, Any] | None = None) -> bool:
@@ -276,7 +274,7 @@ class _Asking:
     is_behind: bool = False
     """True if that was right before the lost call failed again."""
     has_fallen: bool = False
-    """True if the server then answered an error to the known call."""
+    """True if the known call failed then, in whatever way."""
     fells: bool = False
     """True if it was well all along once it was back, or others fell it: it fails by what it is asked, not by luck."""
     may_fell: bool = False
@@ -289,8 +287,10 @@ class _Asking:
     async def ask_known(self) -> Answered[ToolResult] | Refused | Untold:
         tool, call = self.tool, self.context.call_known(self.tool, self.known)
         found = await call(tool.name, self.known)
-        self.has_fallen = self.has_fallen or (self.is_behind and found.reason == _FALLEN)
-        self.fells = self.fells or (found.reason == _FALLEN and _line(tool, self.context).fellers > 0)
+        self.has_fallen |= self.is_behind and found.outcome != "ok"
+        if found.outcome != "ok" and not self.may_fell and _line(tool, self.context).fellers > 0:
+            self.fells = True
+            raise RewardError("others fell it")  # and one waits for it in their line
         if self.has_fallen and not self.may_fell and found.outcome == "ok":
             for _ in range(_LOOKS):
                 found = await call(tool.name, self.known)
@@ -304,8 +304,12 @@ class _Asking:
         self.is_doubtful = self.is_doubtful or found.reason not in _BY_ASKING
         why = f"{found.reason or found.outcome}: {found.text:.200}"
         is_there = found.reason == _REFUSED or (found.whose == "unclear" and found.reason != "late")
-        is_away = self.may_fell and self.fells and found.reason == _FALLEN
-        return Refused(why) if is_there and not is_away else Untold(why, is_last=not is_lost(found))
+        is_away = self.may_fell and self.fells
+        return (
+            Refused(why)
+            if is_there and not is_away
+            else Untold(why, is_last=found.reason != _REFUSED and not is_lost(found))
+        )
 
     async def ask_again(self) -> Answered[ToolResult] | Refused | Untold:
         if self.arguments is None:
@@ -315,7 +319,7 @@ class _Asking:
         found = await self.context.call(self.tool.name, self.arguments)
         self.is_behind = self.is_well
         seems_to_fell = not self.may_fell and (found.reason in FELLED or self.fells)
-        if found.reason != _REFUSED and (not is_lost(found) or seems_to_fell):
+        if seems_to_fell or (found.reason != _REFUSED and not is_lost(found)):
             return Answered(found)
         if self.well.outcome == "ok" and found.whose != "infrastructure":
             self.failures.add(found.reason)
@@ -324,7 +328,7 @@ class _Asking:
     async def asked(self, failed: ToolResult, limit: Countdown) -> ToolResult | RewardError | None:
         """What the lost call gives; None where it fails by what it asks, an error where nobody can tell."""
         token, feller = asked_again.set(failed.reason or failed.outcome), self.fells
-        line = _line(self.tool, self.context)
+        line, found = _line(self.tool, self.context), None
         line.fellers += feller
         try:
             fells = failed.reason in _DEATHS or feller
@@ -341,15 +345,18 @@ class _Asking:
                 tries=_known_tries(self.tool, failed, self.context, fells=fells),
                 keeps_turn=feller,
             )
-            # What failed otherwise at first, as it found the server away, may fell it all the same.
-            return found if found is None or not is_lost(found) else await self.asked(found, limit)
+            if found is None or not (found.reason == _REFUSED or is_lost(found)):
+                return found
         except RewardError as error:
             # Refused beside a known one that went well, and then had no place: who asks so much would be masked by it.
             told = None if _REFUSED in self.failures else TooFewRounds(str(error))
-            return error if self.is_doubtful or not self.failures else told
+            if not self.fells or self.may_fell:
+                return error if self.is_doubtful or not self.failures else told
         finally:
             line.fellers -= feller
             asked_again.reset(token)
+        # What failed otherwise at first, as it found the server away, may fell it all the same.
+        return await self.asked(found or failed, limit)
 
 
 def _untried(lost: Lost, tool: Tool | None) -> RewardError:
@@ -389,31 +396,23 @@ def _known_tries(tool: Tool, failed: ToolResult, context: RewardContext, *, fell
 
     Each of them needs them in such a number, and together they would take as many times as long.
     """
-    if failed.reason == _REFUSED and tool.depends_on == "arguments":
+    if failed.reason == _REFUSED and tool.depends_on == "arguments" and not fells:
         # Policies make many such calls, and each settles sooner by the tries of all. What an outage takes, each meets
         # by itself: the failures of many would ask for more rounds than there is time for.
         newest = context.shared().keep(("outages", tool.name, _REFUSED), list[Known])
         newest[:] = [one for one in newest if not one.failed] or [Known()]
         return newest[0]
     if fells and (tool.reaches_out or tool.shares):
-        return context.shared().keep(("outages", tool.name), lambda: Known(_line(tool, context).turn))
-    return Known(_line(tool, context).turn, holds=False) if failed.reason == _FALLEN else Known()
+        return context.shared().keep(("outages", tool.name), lambda: Known(_line(tool, context).alone))
+    return Known(_line(tool, context).alone, holds=False) if failed.reason == "server_error" else Known()
 
 
-@dataclass(slots=True)
-class _Line:
+def _line(tool: Tool, context: RewardContext) -> Known:
     """Those who may fell one server, one after the other, whichever of its tools they call."""
-
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    fellers: int = 0
-    """How many of them seem to fell it each time, so that it answers errors to all for a while."""
-
-
-def _line(tool: Tool, context: RewardContext) -> _Line:
     if tool.kind == "mcp" and not tool.shares:  # a server of each episode's own
-        return _Line()
+        return Known(asyncio.Lock())
     server = host_of(str(tool.options.get("url", ""))) or tool.entry
-    return context.shared().keep(("outages", "line", server), _Line)
+    return context.shared().keep(("outages", "line", server), lambda: Known(asyncio.Lock()))
 
 
 def _known(tool: Tool, context: RewardContext) -> Mapping[str, Any] | None:

@@ -18,8 +18,8 @@ from rlenv.concurrency.scope import Scope
 from rlenv.endpoints import Client, Endpoint
 from rlenv.errors import EndpointError, RewardError
 from rlenv.language.spec import BreakerSpec
-from rlenv.rewards.asking_again import Answered, Refused, Untold
-from rlenv.rewards.asking_models import Pace, Room, _Falls, if_felled, if_refused, if_unread, in_time
+from rlenv.rewards.asking_again import Answered, Known, Refused, Untold
+from rlenv.rewards.asking_models import Pace, Room, if_felled, if_refused, if_unread, in_time
 from rlenv.rewards.verdict import Health, Legibility
 from tests.support.clock import passes, run_skipping
 
@@ -489,7 +489,7 @@ def test_a_server_that_is_back_and_refuses_half_of_all_takes_no_verdict(
         for _ in range(100):
             server, scope = Falling(2.0, refuses=0.5, proxy=proxy), Scope()
             server.falls()
-            scope.keep(("falls", server.endpoint.base_url), _Falls).suspects = 1
+            scope.keep(("falls", server.endpoint.base_url), lambda: Known(asyncio.Lock())).fellers = 1
             found += await asyncio.gather(server.asked(seconds, scope), return_exceptions=True)
         return Counter(getattr(one, "is_held", "well") for one in found)
 

@@ -254,7 +254,7 @@ def test_who_ends_a_process_that_takes_long_to_start_is_asked_as_often_as_anybod
     assert asked == {"known": 80, "very": 4}
 
 
-def test_the_terms_of_an_episode_ask_again_once() -> None:
+def test_the_terms_of_an_episode_ask_again_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     async def call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
@@ -265,6 +265,7 @@ def test_the_terms_of_an_episode_ask_again_once() -> None:
         return ToolResult(name, "fell", "failed", reason="crashed", whose="unclear")
 
     async def main() -> list[ToolResult]:
+        monkeypatch.setattr(time, "monotonic", asyncio.get_running_loop().time)
         failed = ToolResult("tool", "fell", "failed", reason="crashed", whose="unclear")
         kept = Scope()
         context = replace(reward_context(call=call), shared=lambda: kept)
@@ -631,30 +632,44 @@ def test_a_call_that_fells_what_others_fell_too_is_the_policys(share: float) -> 
     assert {result.whose for result in run_skipping(main())} == {"policy"}
 
 
+KINDS = ["server_error", "refused", "rate_limited", "disconnected", "unavailable"]
+
+
 @pytest.mark.parametrize("fellers", [1, 3])
 @pytest.mark.parametrize("away_s", [0.5, 2.0])
-def test_a_call_after_which_its_server_answers_errors_to_all_is_the_policys(away_s: float, fellers: int) -> None:
-    """So do a server that is starting, and a proxy in front of one; a call that found it so is nobody's failure."""
+@pytest.mark.parametrize("others", KINDS)
+@pytest.mark.parametrize("own", KINDS[:3])
+def test_a_call_after_which_its_server_fails_all_in_whatever_way_is_the_policys(
+    own: str, others: str, away_s: float, fellers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So do a server that is starting, a proxy in front of one and a firewall that bars an address for a moment; a call
+    that found it so is nobody's failure."""
     until, kept = 0.0, Scope()
-    failed = ToolResult("tool", "starting", "failed", reason="server_error", whose="unclear")
+    tool = replace(TOOL, reaches_out=True, kind="http", idempotent=True, depends_on="arguments")
+    gives = {one: ToolResult("tool", "no", "failed", reason=one, whose=whose_failure(one)) for one in KINDS}
 
     async def call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
         nonlocal until
         await passes(0.005)
         now = asyncio.get_running_loop().time()
-        until = now + away_s if arguments["q"].startswith("fells") and now >= until else until
-        return failed if now < until else ToolResult(name, "did", "ok")
+        if now < until:
+            return gives[others]
+        until = now + away_s if arguments["q"].startswith("fells") else until
+        return gives[own] if now < until else ToolResult(name, "did", "ok")
 
     async def asked(q: str) -> str:
         context = replace(reward_context(call=call), shared=lambda: kept)
+        lost = Lost("tool", {"q": q}, gives[own if q.startswith("fells") else others])
         with running_under(Countdown(60.0)):
-            return (await settled(Lost("tool", {"q": q}, failed), replace(TOOL, reaches_out=True), context)).outcome
+            return (await settled(lost, tool, context)).outcome
 
     async def main() -> list[str]:
+        monkeypatch.setattr(time, "monotonic", asyncio.get_running_loop().time)
         with paused_for(1.0):
             fallen = [asked(f"fells {n}") for n in range(fellers)]
             return await asyncio.gather(*fallen, *(asked(f"harmless {n}") for n in range(3)))
 
+    random.seed(1)  # of the order of tries, and of the pauses between them
     assert run_skipping(main()) == ["failed"] * fellers + ["ok"] * 3
 
 
