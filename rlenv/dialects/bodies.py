@@ -55,8 +55,8 @@ class PythonForm:
         calls: list[Call] = []
         is_cut = False
         begin = at = start if self._anywhere else begin
-        again, _ = reading.first(self._stops, begin)
-        reading.limit = again if again >= 0 else len(text)
+        next_call, _ = reading.first(self._stops, begin)
+        reading.limit = next_call if next_call >= 0 else len(text)
         try:
             at = skip_blank(text, at)
             if self._is_list:
@@ -89,8 +89,8 @@ class PythonForm:
                 missing = missing_closes(text, begin)
                 is_cut = bool(self._closes or missing)
                 if not error.is_open and _IS_END.match(text, error.at) is not None:
-                    wanted = [missing, " or ".join(self._closes)]
-                    reason = f"the call ends too early; expected {' and '.join(filter(None, wanted))} to close it"
+                    ends = [missing, " or ".join(self._closes)]
+                    reason = f"the call ends too early; expected {' and '.join(filter(None, ends))} to close it"
             return [malformed(text, reason, start, end)], end, is_cut
         end = skip_blank(text, at)
         for close in self._closes:
@@ -115,7 +115,7 @@ _BARE_VALUE: Final = re.compile(r"[^,}\]]*")
 _NAME: Final = re.compile(r"[\w.\-]{1,256}")
 
 
-class _Marked:
+class _MarkedForm:
     """The shared part of forms between marks, which begin wherever their opening mark stands."""
 
     def __init__(self, spec: CallSpec, *, stops: tuple[str, ...], lenient: frozenset[str]) -> None:
@@ -129,7 +129,7 @@ class _Marked:
         return True
 
 
-class GemmaForm(_Marked):
+class GemmaForm(_MarkedForm):
     """A name, then parameters in braces; strings stand between `quote` marks, all else is read as JSON or text."""
 
     def read(self, reading: Reading, start: int, begin: int) -> Outcome:
@@ -156,7 +156,7 @@ class GemmaForm(_Marked):
             else:
                 if _NAME.fullmatch(name) is None:
                     raise Broken(f"{name[:40]!r} is no name; expected the name of a tool", at)
-                arguments, at = self._object(reading, name, brace)
+                arguments, at = self._read_object(reading, name, brace)
             at = skip_space(text, at)
             close = next((mark for mark in self._closes if text.startswith(mark, at)), None)
             if close is None and not (at >= len(text) and reading.allows("open_calls")):
@@ -169,24 +169,24 @@ class GemmaForm(_Marked):
         end = at + len(close or "")
         return [tool_call(name, arguments, None, start, end)], end, close is None
 
-    def _object(self, reading: Reading, name: str, at: int) -> tuple[dict[str, Any], int]:
+    def _read_object(self, reading: Reading, name: str, at: int) -> tuple[dict[str, Any], int]:
         value, end = self._value(reading, at)
         assert isinstance(value, dict)
         out: dict[str, Any] = {}
         for key, item in value.items():
             try:
-                out[key] = self._typed(reading, item, reading.parameter(name, key))
+                out[key] = self._typed_value(reading, item, reading.parameter(name, key))
             except RefusedValue as error:
                 raise Broken(f"in the value of {key[:40]!r}: {error}", at) from error
         return out, end
 
-    def _typed(self, reading: Reading, item: tuple[Any, bool], shape: Shape | None) -> Any:
+    def _typed_value(self, reading: Reading, item: tuple[Any, bool], shape: Shape | None) -> Any:
         """A value in the type of its shape. A quoted one is a text; any other is JSON, or a text where it is none."""
         value, is_quoted = item
         if isinstance(value, dict):
-            return {key: self._typed(reading, inner, shape and shape.at_key(key)) for key, inner in value.items()}
+            return {key: self._typed_value(reading, inner, shape and shape.at_key(key)) for key, inner in value.items()}
         if isinstance(value, list):
-            return [self._typed(reading, inner, shape and shape.at_index(i)) for i, inner in enumerate(value)]
+            return [self._typed_value(reading, inner, shape and shape.at_index(i)) for i, inner in enumerate(value)]
         if not is_quoted:
             return None if value in ("None", "null") else typed(value, shape, untyped="json", none=True)
         if shape is None or not shape.kinds or "string" in shape.kinds:
@@ -194,9 +194,9 @@ class GemmaForm(_Marked):
         if self._spec.values == "python":
             return typed(value, shape, none=True, other=literal)
         if "typed_strings" in reading.lenient:
-            changed = typed(value, shape)
-            if changed != value and reading.allows("typed_strings"):
-                return changed
+            converted = typed(value, shape)
+            if converted != value and reading.allows("typed_strings"):
+                return converted
         return value
 
     def _value(self, reading: Reading, at: int) -> tuple[Any, int]:
@@ -213,7 +213,7 @@ class GemmaForm(_Marked):
                 stack.append(("}" if is_dict else "]", {} if is_dict else [], ""))
                 at = skip_space(text, at + 1)
                 if not text.startswith(stack[-1][0], at) and at < len(text):
-                    at = self._key(reading, at, stack)
+                    at = self._read_key(reading, at, stack)
                     continue
             else:
                 if text.startswith(quote, at):
@@ -234,7 +234,7 @@ class GemmaForm(_Marked):
                 if text.startswith(",", at):
                     at = skip_space(text, at + 1)
                     if not text.startswith(close, at):
-                        at = self._key(reading, at, stack)
+                        at = self._read_key(reading, at, stack)
                         break
                 if not text.startswith(close, at):
                     if at < len(text) or not reading.allows("open_bodies"):
@@ -246,7 +246,7 @@ class GemmaForm(_Marked):
                     return inner, at
                 self._put(stack, (inner, True))
 
-    def _key(self, reading: Reading, at: int, stack: list[tuple[str, Any, str]]) -> int:
+    def _read_key(self, reading: Reading, at: int, stack: list[tuple[str, Any, str]]) -> int:
         close, inner, _ = stack[-1]
         if close != "}":
             return at
@@ -280,14 +280,14 @@ class GemmaForm(_Marked):
             inner.append(value)
 
 
-class TextForm(_Marked):
+class TextForm(_MarkedForm):
     """Everything between the marks is one argument of one tool, as in Search-R1."""
 
     def read(self, reading: Reading, start: int, begin: int) -> Outcome:
         text, spec = reading.text, self._spec
         close, mark = reading.first(self._closes, begin)
-        again, _ = reading.first(self._stops, begin)
-        if close < 0 or 0 <= again < close:
+        next_call, _ = reading.first(self._stops, begin)
+        if close < 0 or 0 <= next_call < close:
             end, is_cut = reading.recover(begin, (), self._stops)
             if is_cut and reading.allows("open_calls"):
                 close, mark = len(text), ""
@@ -301,10 +301,10 @@ class TextForm(_Marked):
             reason = f"the call is empty; expected the text of {key!r}"
             return [malformed(text, reason, start, end, spec.tool)], end, False
         try:
-            given = typed(value, reading.parameter(spec.tool, key))
+            argument = typed(value, reading.parameter(spec.tool, key))
         except RefusedValue as error:
             return [malformed(text, f"in the value of {key!r}: {error}", start, end, spec.tool)], end, False
-        return [tool_call(spec.tool, {key: given}, None, start, end)], end, mark == ""
+        return [tool_call(spec.tool, {key: argument}, None, start, end)], end, mark == ""
 
 
 _PART: Final = 4096
@@ -351,14 +351,14 @@ class AnywhereForm:
         while True:
             value, end = self._value(text, at)
             if value is None:
-                again = self._head.search(text, end)
-                stop = again.start() if again is not None else len(text)
-                reason = self._inner._body(reading, at, stop)
+                next_call = self._head.search(text, end)
+                stop = next_call.start() if next_call is not None else len(text)
+                reason = self._inner._read_body(reading, at, stop)
                 is_cut = stop == len(text) and missing_brackets(text[at:]) != ""
                 reason = reason if isinstance(reason, str) else "the call cannot be read"
-                calls.append(malformed(text, reason, start, stop, self._inner._named(text, at, stop)))
+                calls.append(malformed(text, reason, start, stop, self._inner._name_in(text, at, stop)))
                 return calls, stop, is_cut
-            calls += self._inner._calls(reading, start, at, end, end)
+            calls += self._inner._read_calls(reading, start, at, end, end)
             after = skip_space(text, end)
             if self._separator and text.startswith(self._separator, after):
                 after = skip_space(text, after + len(self._separator))

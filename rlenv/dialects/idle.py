@@ -27,27 +27,27 @@ _OF_CALLS: Final = ("name", "arguments", "content", "key", "value", "id", "args"
 
 def placeholder_findings(row: DialectSpec) -> Iterator[RowFault]:
     """The faults of all texts of a whole row that have places, and of marks that look as if they had."""
-    for key, told in WORDS["texts"].items():
+    for key, rules in WORDS["texts"].items():
         if isinstance(text := getattr(row.chat, key), str):
-            yield from _text(("chat", key), text, **told)
+            yield from _text_findings(("chat", key), text, **rules)
     for role, text in row.chat.turns.items():
         needs = ("content", f"so that no message of '{role}' is ever shown")
-        yield from _text(("chat", "turns", role), text, WORDS["texts"]["turn"]["takes"], needs=needs)
+        yield from _text_findings(("chat", "turns", role), text, WORDS["texts"]["turn"]["takes"], needs=needs)
     marks = row.thinking_marks
     if marks.open:
         needs = ("thinking", "so that the model's thinking is lost")
-        yield from _text(("thinking_marks", "written"), marks.written, ("thinking",), needs=needs)
-    yield from _text(("section_head",), row.section_head, ("name",))
+        yield from _text_findings(("thinking_marks", "written"), marks.written, ("thinking",), needs=needs)
+    yield from _text_findings(("section_head",), row.section_head, ("name",))
     for index, form in enumerate(calls_of(row)):
-        yield from _marks(place_of_form(row, index), form)
+        yield from _mark_findings(place_of_form(row, index), form)
 
 
-def _text(
+def _text_findings(
     path: KeyPath, text: str, takes: Sequence[str], *, needs: Sequence[str] | None = None, is_prose: bool = False
 ) -> Iterator[RowFault]:
-    found = list(dict.fromkeys(_PLACE.findall(text)))
-    strange = [name for name in found if name not in takes]
-    for name in strange:
+    places = list(dict.fromkeys(_PLACE.findall(text)))
+    unknown = [name for name in places if name not in takes]
+    for name in unknown:
         # {contents} and {Content} are meant for {content}; another word is close to none.
         close = nearest(name, takes) or nearest(name.lower(), takes)
         if close is not None:
@@ -61,11 +61,11 @@ def _text(
         yield RowFault(path, f"'{{{name}}}' is not filled here", hint, find=f"{{{name}}}")
         if needs is not None and close == needs[0]:
             return
-    if needs is not None and needs[0] not in found and not (is_prose and not text.strip()):
+    if needs is not None and needs[0] not in places and not (is_prose and not text.strip()):
         yield RowFault(path, f"the text lacks '{{{needs[0]}}}', {needs[1]}", f"put {{{needs[0]}}} where it belongs")
 
 
-def _marks(path: KeyPath, form: CallSpec) -> Iterator[RowFault]:
+def _mark_findings(path: KeyPath, form: CallSpec) -> Iterator[RowFault]:
     for key in type(form).model_fields:
         value = getattr(form, key)
         if isinstance(value, Mapping):
@@ -91,28 +91,28 @@ _ROLES: Final = ("system", "user", "assistant")
 def idle_findings(given: DialectSpec, row: DialectSpec) -> Iterator[RowFault]:
     """The keys that `given` has, that say something, and that nothing reads in the whole row `row`."""
     if "calls" in given.model_fields_set:
-        yield from _another_grammar(given)
+        yield from _grammar_findings(given)
         for index, form in enumerate(calls_of(row)):
             for key in type(form).model_fields:
                 if key in form.model_fields_set and _says_something(form, key):
-                    yield from _found((*place_of_form(row, index), key), _of_call(key, form, index, given, row))
+                    yield from _finding((*place_of_form(row, index), key), _call_reason(key, form, index, given, row))
     if "chat" in given.model_fields_set:
         for key in type(given.chat).model_fields:
             if key not in given.chat.model_fields_set:
                 continue
             if key in ("roles", "turns"):
                 for role in getattr(given.chat, key):
-                    yield from _found(("chat", key, role), _of_role(key, role, row))
+                    yield from _finding(("chat", key, role), _role_reason(key, role, row))
             elif key in CHAT_RULES:
-                yield from _found(("chat", key), CHAT_RULES[key](given, row))
+                yield from _finding(("chat", key), CHAT_RULES[key](given, row))
     for key, rule in ROW_RULES.items():
         first, *rest = key.split(".")
         if first in given.model_fields_set:
-            yield from _found((first, *rest), rule(given, row))
-    yield from _section_of_the_base(given, row)
+            yield from _finding((first, *rest), rule(given, row))
+    yield from _section_findings(given, row)
 
 
-def _found(path: KeyPath, why: Why) -> Iterator[RowFault]:
+def _finding(path: KeyPath, why: Why) -> Iterator[RowFault]:
     message, hint = why
     if message:
         yield RowFault(path, message, hint, "key")
@@ -123,7 +123,7 @@ def _says_something(form: CallSpec, key: str) -> bool:
     return bool(getattr(form, key) != type(form).model_fields[key].get_default(call_default_factory=True))
 
 
-def _another_grammar(given: DialectSpec) -> Iterator[RowFault]:
+def _grammar_findings(given: DialectSpec) -> Iterator[RowFault]:
     """`calls` replaces the forms of the base as a whole; without `body` it is JSON, which the base may not be."""
     from rlenv.dialects.built_in import row_of
 
@@ -140,14 +140,14 @@ def _another_grammar(given: DialectSpec) -> Iterator[RowFault]:
             yield RowFault((*place_of_form(given, index), "body"), message, hint, "key")
 
 
-def _of_call(key: str, form: CallSpec, index: int, given: DialectSpec, row: DialectSpec) -> Why:
+def _call_reason(key: str, form: CallSpec, index: int, given: DialectSpec, row: DialectSpec) -> Why:
     if index and key in _WRITTEN_ALONE:
         return f"'{key}' is read in writing alone, and only the first form is written", f"remove '{key}'"
     rule = CALL_RULES.get(key)
     return _READ if rule is None else rule(form, given, row)
 
 
-def _loose(key: str) -> Callable[[CallSpec, DialectSpec, DialectSpec], Why]:
+def _leniency_rule(key: str) -> Callable[[CallSpec, DialectSpec, DialectSpec], Why]:
     def rule(form: CallSpec, given: DialectSpec, row: DialectSpec) -> Why:
         if "spellings" in (*row.lenient, *(given.offers if "offers" in given.model_fields_set else ())):
             return _READ
@@ -156,7 +156,7 @@ def _loose(key: str) -> Callable[[CallSpec, DialectSpec, DialectSpec], Why]:
     return rule
 
 
-def _unless(key: str, is_idle: Callable[[CallSpec], bool], other: str, hint: str) -> Callable[..., Why]:
+def _exclusion_rule(key: str, is_idle: Callable[[CallSpec], bool], other: str, hint: str) -> Callable[..., Why]:
     """A rule: `key` is not read beside `other`."""
 
     def rule(form: CallSpec, given: DialectSpec, row: DialectSpec) -> Why:
@@ -165,32 +165,32 @@ def _unless(key: str, is_idle: Callable[[CallSpec], bool], other: str, hint: str
     return rule
 
 
-def _nested(key: str) -> Callable[..., Why]:
+def _nested_rule(key: str) -> Callable[..., Why]:
     hint = f"remove '{key}', or 'nested'"
-    return _unless(key, lambda form: form.nested, "nested: true, where values are tags and texts", hint)
+    return _exclusion_rule(key, lambda form: form.nested, "nested: true, where values are tags and texts", hint)
 
 
-def _untyped(form: CallSpec, given: DialectSpec, row: DialectSpec) -> Why:
+def _untyped_reason(form: CallSpec, given: DialectSpec, row: DialectSpec) -> Why:
     if form.nested:
-        return _nested("untyped")(form, given, row)
+        return _nested_rule("untyped")(form, given, row)
     if form.value_open and "schema" not in form.value_open.values():
         return "'untyped' is not read where every mark of 'value_open' says how its value is read", "remove 'untyped'"
     return _READ
 
 
-def _values(form: CallSpec, given: DialectSpec, row: DialectSpec) -> Why:
+def _values_reason(form: CallSpec, given: DialectSpec, row: DialectSpec) -> Why:
     if form.body == "gemma" and form.values == "scalars":
         return "values: scalars is read only with body: tagged", "remove it, or write values: python"
-    return _nested("values")(form, given, row)
+    return _nested_rule("values")(form, given, row)
 
 
-def _known(form: CallSpec, given: DialectSpec, row: DialectSpec) -> Why:
+def _known_reason(form: CallSpec, given: DialectSpec, row: DialectSpec) -> Why:
     if form.known == "parameters" and form.body in ("json", "name_json"):
         return f"with body: {form.body} the tool alone is looked up, not its parameters", "write known: tools"
     return _READ
 
 
-def _starts(form: CallSpec, given: DialectSpec, row: DialectSpec) -> Why:
+def _starts_reason(form: CallSpec, given: DialectSpec, row: DialectSpec) -> Why:
     if form.at_start:
         return (
             "'starts' is not read with at_start: true, where a call without marks begins by itself",
@@ -209,35 +209,35 @@ def _starts(form: CallSpec, given: DialectSpec, row: DialectSpec) -> Why:
 
 
 CALL_RULES: Final[Mapping[str, Callable[[CallSpec, DialectSpec, DialectSpec], Why]]] = {
-    "spellings": _loose("spellings"),
-    "key_spellings": _loose("key_spellings"),
-    "starts": _starts,
-    "id_key": _unless(
+    "spellings": _leniency_rule("spellings"),
+    "key_spellings": _leniency_rule("key_spellings"),
+    "starts": _starts_reason,
+    "id_key": _exclusion_rule(
         "id_key",
         lambda form: form.by_name,
         "by_name: true, whose calls hold one key, the tool's name",
         "remove 'id_key'",
     ),
-    "known": _known,
-    "untyped": _untyped,
-    "values": _values,
+    "known": _known_reason,
+    "untyped": _untyped_reason,
+    "values": _values_reason,
 }
 """For a key of a form: why nothing reads it in that form."""
 
 
-def _tools_role(given: DialectSpec, row: DialectSpec) -> Why:
+def _tools_role_reason(given: DialectSpec, row: DialectSpec) -> Why:
     if row.chat.tools == "" and not row.chat.tools_alone:
         return "'tools_role' says who shows the tools, and 'tools' is empty: nobody does", "remove it, or write 'tools'"
     return _READ
 
 
-def _drops_thinking(given: DialectSpec, row: DialectSpec) -> Why:
+def _drops_thinking_reason(given: DialectSpec, row: DialectSpec) -> Why:
     if row.thinking_marks.close:
         return _READ
     return "'drops_thinking' says something of thinking, for which this dialect has no marks", "remove it"
 
 
-def _turn(given: DialectSpec, row: DialectSpec) -> Why:
+def _turn_reason(given: DialectSpec, row: DialectSpec) -> Why:
     used = {*_ROLES} if row.chat.same_turn else {*_ROLES, row.chat.result_role}
     if used <= set(row.chat.turns):
         return "'turn' is not read: 'turns' says how each role's is written", "remove it, or one of 'turns'"
@@ -245,14 +245,14 @@ def _turn(given: DialectSpec, row: DialectSpec) -> Why:
 
 
 CHAT_RULES: Final[Mapping[str, Callable[[DialectSpec, DialectSpec], Why]]] = {
-    "tools_role": _tools_role,
-    "drops_thinking": _drops_thinking,
-    "turn": _turn,
+    "tools_role": _tools_role_reason,
+    "drops_thinking": _drops_thinking_reason,
+    "turn": _turn_reason,
 }
 """For a key of `chat`: why nothing reads it in the whole row."""
 
 
-def _of_role(key: str, role: str, row: DialectSpec) -> Why:
+def _role_reason(key: str, role: str, row: DialectSpec) -> Why:
     chat = row.chat
     if role == "assistant" and chat.same_turn and chat.generation is not None:
         message = "the assistant's turn is not read with same_turn: true beside 'generation', which begins it"
@@ -267,7 +267,7 @@ def _of_role(key: str, role: str, row: DialectSpec) -> Why:
     return _READ
 
 
-def _written(given: DialectSpec, row: DialectSpec) -> Why:
+def _written_reason(given: DialectSpec, row: DialectSpec) -> Why:
     marks = row.thinking_marks
     if marks.written and not marks.open:
         return "'written' is read only with 'open', and there is none", "add open: <think>, or remove 'written'"
@@ -277,13 +277,13 @@ def _written(given: DialectSpec, row: DialectSpec) -> Why:
     return _READ
 
 
-def _thinking(given: DialectSpec, row: DialectSpec) -> Why:
+def _thinking_open_reason(given: DialectSpec, row: DialectSpec) -> Why:
     if row.thinking_marks.open and given.thinking_open and not given.thinking:
         return "'thinking_open' is not read with thinking: false, which closes the block", "remove one of the two"
     return _READ
 
 
-def _suffixes(given: DialectSpec, row: DialectSpec) -> Why:
+def _suffixes_reason(given: DialectSpec, row: DialectSpec) -> Why:
     if not any(row.suffixes):
         return _READ
     marks = [row.section_open, row.section_close, *row.drop, row.thinking_marks.open, row.thinking_marks.close]
@@ -294,7 +294,7 @@ def _suffixes(given: DialectSpec, row: DialectSpec) -> Why:
     return "'suffixes' stand behind the names of tags, and no mark is a tag such as <call>", "remove 'suffixes'"
 
 
-def _tool_schemas(given: DialectSpec, row: DialectSpec) -> Why:
+def _tools_reason(given: DialectSpec, row: DialectSpec) -> Why:
     if row.chat.same_turn:
         return "'tools' is not read with same_turn: true, where the prompt says what tools there are", "remove it"
     if row.chat.tools == "" and not row.chat.tools_alone:
@@ -303,25 +303,25 @@ def _tool_schemas(given: DialectSpec, row: DialectSpec) -> Why:
 
 
 ROW_RULES: Final[Mapping[str, Callable[[DialectSpec, DialectSpec], Why]]] = {
-    "thinking_marks.written": _written,
-    "thinking_open": _thinking,
-    "suffixes": _suffixes,
-    "tools": _tool_schemas,
+    "thinking_marks.written": _written_reason,
+    "thinking_open": _thinking_open_reason,
+    "suffixes": _suffixes_reason,
+    "tools": _tools_reason,
 }
 """For a key of the row: why nothing reads it in the whole row."""
 
 
-def _section_of_the_base(given: DialectSpec, row: DialectSpec) -> Iterator[RowFault]:
+def _section_findings(given: DialectSpec, row: DialectSpec) -> Iterator[RowFault]:
     """A section whose opening mark is taken away, and whose other keys the base still has."""
     if row.section_open or "section_open" not in given.model_fields_set:
         return
     left = [key for key in ("section_close", "section_head", "section_pad", "section_each", "section_must_close")
             if getattr(row, key) and key not in given.model_fields_set]  # fmt: skip
     if left:
-        empty = ", ".join(f"{key}: {_none_of(getattr(row, key))}" for key in left)
+        empty = ", ".join(f"{key}: {_empty_value(getattr(row, key))}" for key in left)
         message = f"without 'section_open' nothing reads {', '.join(left)} of {given.base}"
         yield RowFault(("section_open",), message, f"write {empty} beside it")
 
 
-def _none_of(value: object) -> str:
+def _empty_value(value: object) -> str:
     return "false" if isinstance(value, bool) else '""'

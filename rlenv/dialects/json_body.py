@@ -50,8 +50,8 @@ class JsonForm:
         self._whole, self._longest = self._extent.whole.match, self._extent.longest
         keys = marks_of(spec.arguments_key)
         as_text = "arguments_as_text" in lenient
-        self._shaped = json_text.shaper(name_key=spec.name_key, arguments_keys=keys)
-        self._loosely = (
+        self._shape = json_text.shaper(name_key=spec.name_key, arguments_keys=keys)
+        self._shape_loosely = (
             json_text.shaper(name_key=spec.name_key, arguments_keys=keys, arguments_as_text=True) if as_text else None
         )
         self.body_of: Callable[[str], tuple[str, dict[str, Any]] | str] | None = None
@@ -78,56 +78,56 @@ class JsonForm:
 
     def read(self, reading: Reading, start: int, begin: int) -> Outcome:
         if not self._closes:
-            return self._until_value_ends(reading, start, begin)
+            return self._read_unmarked(reading, start, begin)
         text = reading.text
-        stop = self._stop(reading, begin)
+        stop = self._latest_end(reading, begin)
         for mark in self._closes:
             if text.startswith(mark, stop):
                 end = stop + len(mark)
-                return self._calls(reading, start, begin, stop, end), end, False
-        opened = next((mark for mark in self._stops if text.startswith(mark, stop)), "")
-        wanted = " or ".join(self._closes)
-        if opened:
+                return self._read_calls(reading, start, begin, stop, end), end, False
+        opening_mark = next((mark for mark in self._stops if text.startswith(mark, stop)), "")
+        closing_marks = " or ".join(self._closes)
+        if opening_mark:
             if self._spec.close_is_optional:
-                return self._calls(reading, start, begin, stop, stop), stop, False
+                return self._read_calls(reading, start, begin, stop, stop), stop, False
             # Not closed before the next call.
             close, _ = reading.first(self._closes, stop)
-            again = self._last_open(reading, stop, close)
-            stop = max(stop, again)
-            reason = f"the call is not closed; expected {wanted} before the next {opened}"
-            return [malformed(text, reason, start, stop, self._named(text, begin, stop))], stop, False
+            next_at = self._last_open(reading, stop, close)
+            stop = max(stop, next_at)
+            reason = f"the call is not closed; expected {closing_marks} before the next {opening_mark}"
+            return [malformed(text, reason, start, stop, self._name_in(text, begin, stop))], stop, False
         if stop < len(text):
             # A string was broken off: the first closing mark behind the break ends the call. Where the text's end broke
             # it off, marks may stand in the string, and what follows too: all is the call's.
-            close, again, mark, opened = -1, -1, "", ""
+            close, next_at, mark, opening_mark = -1, -1, "", ""
             if not reading.strings().is_open(stop):
                 close, mark = reading.first(self._closes, stop)
-                again, opened = reading.first(self._stops, stop)
-            if close < 0 and again < 0:
+                next_at, opening_mark = reading.first(self._stops, stop)
+            if close < 0 and next_at < 0:
                 stop = len(text)
-            elif again >= 0 and (close < 0 or again < close):
-                again = max(again, self._last_open(reading, again, close))
-                reason = f"the call is not closed; expected {wanted} before the next {opened}"
-                return [malformed(text, reason, start, again, self._named(text, begin, again))], again, False
+            elif next_at >= 0 and (close < 0 or next_at < close):
+                next_at = max(next_at, self._last_open(reading, next_at, close))
+                reason = f"the call is not closed; expected {closing_marks} before the next {opening_mark}"
+                return [malformed(text, reason, start, next_at, self._name_in(text, begin, next_at))], next_at, False
             else:
                 end = close + len(mark)
-                return self._calls(reading, start, begin, close, end), end, False
+                return self._read_calls(reading, start, begin, close, end), end, False
         others = self._stops if self._spec.close_is_optional else ()
         marks = (*self._closes, self._spec.after_arguments, *self._marks_inside(), *others)
         end = reading.without_cut_mark(marks, begin)
         if self._spec.close_is_optional:
-            calls = self._calls(reading, start, begin, end, len(text))
+            calls = self._read_calls(reading, start, begin, end, len(text))
             is_cut = type(calls[-1]) is MalformedCall and self._is_left_open(text, begin, end)
             return calls, len(text), is_cut
         if reading.allows("open_calls"):
-            return self._calls(reading, start, begin, end, len(text)), len(text), True
-        read = self._body(reading, begin, end)
-        reason = f"{read}, and {wanted} after it"
+            return self._read_calls(reading, start, begin, end, len(text)), len(text), True
+        read = self._read_body(reading, begin, end)
+        reason = f"{read}, and {closing_marks} after it"
         if not isinstance(read, str):
-            reason = f"the call is not closed; expected {wanted} after the JSON"
-        return [malformed(text, reason, start, len(text), self._named(text, begin, len(text)))], len(text), True
+            reason = f"the call is not closed; expected {closing_marks} after the JSON"
+        return [malformed(text, reason, start, len(text), self._name_in(text, begin, len(text)))], len(text), True
 
-    def _stop(self, reading: Reading, begin: int) -> int:
+    def _latest_end(self, reading: Reading, begin: int) -> int:
         """The latest end of the body at `begin`: a mark, or a string that is broken off."""
         text = reading.text
         if self._name_ends_quoted:  # what ends the name begins no string
@@ -164,7 +164,7 @@ class JsonForm:
         spec = self._spec
         return (*self._after_name, spec.before_arguments, spec.id_mark) if spec.body == "name_json" else ()
 
-    def _named(self, text: str, begin: int, stop: int) -> str | None:
+    def _name_in(self, text: str, begin: int, stop: int) -> str | None:
         """The tool's name, where a broken call shows it."""
         if self._spec.body == "name_json":
             name, _, _, _ = self._split(text[begin:stop])
@@ -172,25 +172,25 @@ class JsonForm:
         match = self._name_of.search(text, begin, min(stop, begin + 1000))
         return match[1] if match is not None else None
 
-    def _until_value_ends(self, reading: Reading, start: int, begin: int) -> Outcome:
+    def _read_unmarked(self, reading: Reading, start: int, begin: int) -> Outcome:
         """Calls without a closing mark: JSON values, with separators between them where the family has some."""
         text, spec = reading.text, self._spec
         calls: list[Call] = []
-        at, stop, tried, is_cut = begin, -1, -1, False
+        at, stop, searched_to, is_cut = begin, -1, -1, False
         while True:
             end = -1
             if stop < 0:
-                end, stop, tried = self._before_marks(reading, begin, at)
+                end, stop, searched_to = self._end_before_marks(reading, begin, at)
             if end < 0:
-                end, stop = self._behind_value(reading, at, stop, tried)
+                end, stop = self._end_of_value(reading, at, stop, searched_to)
                 is_cut = (end < 0 or end == stop) and stop >= len(text) and self._is_left_open(text, at, stop)
             if end < 0:
-                reason = self._body(reading, at, stop)
+                reason = self._read_body(reading, at, stop)
                 reason = reason if isinstance(reason, str) else "the call cannot be read"
-                calls.append(malformed(text, reason, start, stop, self._named(text, at, stop)))
+                calls.append(malformed(text, reason, start, stop, self._name_in(text, at, stop)))
                 return calls, stop, is_cut
-            found = self._calls(reading, start, at, end, max(end, start + 1))
-            calls += found
+            more = self._read_calls(reading, start, at, end, max(end, start + 1))
+            calls += more
             after = skip_space(text, end)
             if not spec.separator or not text.startswith(spec.separator, after):
                 tail = text[after : after + len(spec.separator) + 1].rstrip()
@@ -198,11 +198,11 @@ class JsonForm:
                     return calls, len(text), True
                 return calls, end, is_cut
             start = at = skip_space(text, after + len(spec.separator))
-            stop = stop if stop >= 0 else self._stop(reading, begin)
+            stop = stop if stop >= 0 else self._latest_end(reading, begin)
             if at >= stop:
                 return calls, at, is_cut
 
-    def _before_marks(self, reading: Reading, begin: int, at: int) -> tuple[int, int, int]:
+    def _end_before_marks(self, reading: Reading, begin: int, at: int) -> tuple[int, int, int]:
         """The end of the body at `at`, if its JSON is whole before any mark; otherwise -1 and the latest end.
 
         The third is the place up to which no JSON was found, -1 where none was looked for.
@@ -215,28 +215,28 @@ class JsonForm:
         quote = reading.find('"', at)
         if not 0 <= quote < bound:
             return -1, bound, -1
-        tried, head = -1, at + (self._head(text, at, bound) if self._spec.body == "name_json" else 0)
+        searched_to, head = -1, at + (self._head_size(text, at, bound) if self._spec.body == "name_json" else 0)
         if self._stand_apart and quote >= head:
             end = json_text.value_end(text, skip_space(text, head), bound, raw="raw_strings" in reading.lenient)
             if end >= 0:
                 return end, -1, -1
-            tried = bound
+            searched_to = bound
         is_broken = reading.strings(self, raw=self._raw).is_broken(quote)
-        return -1, quote if is_broken else self._stop(reading, begin), tried
+        return -1, quote if is_broken else self._latest_end(reading, begin), searched_to
 
-    def _behind_value(self, reading: Reading, at: int, stop: int, tried: int) -> tuple[int, int]:
+    def _end_of_value(self, reading: Reading, at: int, stop: int, searched_to: int) -> tuple[int, int]:
         """The end of the body at `at`, -1 where it cannot be read, and the latest end of the call."""
         text, spec = reading.text, self._spec
         head = at
         if spec.body == "name_json":
-            head += self._split(text[at:stop])[3] if stop - at <= json_text.NEAR else self._head(text, at, stop)
+            head += self._split(text[at:stop])[3] if stop - at <= json_text.NEAR else self._head_size(text, at, stop)
         head = skip_space(text, head)
-        end = json_text.value_end(text, head, stop, raw="raw_strings" in reading.lenient) if stop != tried else -1
+        end = json_text.value_end(text, head, stop, raw="raw_strings" in reading.lenient) if stop != searched_to else -1
         if end < 0 and stop < len(text) and text[stop] == '"':
             # A string was broken off, by what JSON forbids in one or by the text's end: the call ends where it
             # would if strings could hold all, or at the next call.
-            again, _ = reading.first(self._stops, stop)
-            stop = again if again >= 0 and not reading.strings().is_open(stop) else len(text)
+            next_call, _ = reading.first(self._stops, stop)
+            stop = next_call if next_call >= 0 and not reading.strings().is_open(stop) else len(text)
             whole = json_text.value_end(text, head, stop, raw=True)
             stop = whole if whole >= 0 else stop
         if end < 0 and (
@@ -247,13 +247,13 @@ class JsonForm:
             end = stop
         return end, stop
 
-    def _body(self, reading: Reading, begin: int, stop: int) -> list[tuple[Any, str | None]] | str:
+    def _read_body(self, reading: Reading, begin: int, stop: int) -> list[tuple[Any, str | None]] | str:
         """The pairs in the body, of a value (name and arguments, or a reason) and an id; or the reason why it holds
         none.
         """
         text = reading.text[begin:stop]
         if self._spec.body == "name_json":
-            return self._name_and_json(reading, text)
+            return self._read_name_json(reading, text)
         if self.body_of is not None:
             read = self.body_of(text)
             if not isinstance(read, str):
@@ -266,19 +266,19 @@ class JsonForm:
         loaded = value[0]
         if isinstance(loaded, list):
             if self._spec.shape == "object":
-                return str(self._shaped(loaded))
+                return str(self._shape(loaded))
             if not loaded:
                 return "the list is empty; expected at least one call"
-            return [(self._one(reading, item), None) for item in loaded]
+            return [(self._read_item(reading, item), None) for item in loaded]
         if self._spec.shape == "list":
             return f"found {'an object' if isinstance(loaded, dict) else 'no list'}; expected a list of calls"
-        return [(self._one(reading, loaded), None)]
+        return [(self._read_item(reading, loaded), None)]
 
-    def _one(self, reading: Reading, value: Any) -> tuple[str, dict[str, Any]] | str:
+    def _read_item(self, reading: Reading, value: Any) -> tuple[str, dict[str, Any]] | str:
         if not self._spec.by_name:
-            read = self._shaped(value)
-            if isinstance(read, str) and self._loosely is not None:
-                read = self._loosely(value)
+            read = self._shape(value)
+            if isinstance(read, str) and self._shape_loosely is not None:
+                read = self._shape_loosely(value)
                 if not isinstance(read, str):
                     reading.used.append("arguments_as_text")
             return read
@@ -293,28 +293,28 @@ class JsonForm:
         if not isinstance(value, str) or not reading.lenient:
             return value
         if "raw_strings" in reading.lenient:
-            again = json_text.load(json_text.escaped_strings(text))
-            if not isinstance(again, str) and reading.allows("raw_strings"):
-                return again
+            repaired = json_text.load(json_text.escaped_strings(text))
+            if not isinstance(repaired, str) and reading.allows("raw_strings"):
+                return repaired
         if "open_bodies" in reading.lenient:
             closing = missing_brackets(text)
-            again = json_text.load(text + closing) if closing else value
-            if not isinstance(again, str) and reading.allows("open_bodies"):
-                return again
+            repaired = json_text.load(text + closing) if closing else value
+            if not isinstance(repaired, str) and reading.allows("open_bodies"):
+                return repaired
         if "python_literals" in reading.lenient:
             try:
-                found, end = value_at(Reading(text, None, reading.lenient), 0)
+                literal, end = value_at(Reading(text, None, reading.lenient), 0)
             except Broken as error:
                 return error.reason if error.at > stopped_at(text) else value
             if not text[end:].strip() and reading.allows("python_literals"):
-                return (found,)
+                return (literal,)
         return value
 
-    def _head(self, text: str, at: int, stop: int) -> int:
+    def _head_size(self, text: str, at: int, stop: int) -> int:
         """The length of the text before the arguments of the body at `at`; no more is read than that takes."""
-        near = text[at : min(at + json_text.NEAR, stop)]
-        size = self._split(near)[3]
-        if size < len(near) and (not self._spec.skip_to or self._spec.skip_to in near):
+        beginning = text[at : min(at + json_text.NEAR, stop)]
+        size = self._split(beginning)[3]
+        if size < len(beginning) and (not self._spec.skip_to or self._spec.skip_to in beginning):
             return size
         return self._split(text[at:stop])[3]
 
@@ -322,38 +322,38 @@ class JsonForm:
         """Name, arguments, id and the place of the arguments in the body of a `name_json` call."""
         spec = self._spec
         lead = len(body) - len(body.lstrip())
-        given = body[lead:]
+        rest = body[lead:]
         call_id: str | None = None
-        before, mark, behind = given.partition(spec.id_close) if spec.id_close else ("", "", "")
+        before, mark, after = rest.partition(spec.id_close) if spec.id_close else ("", "", "")
         if mark and _ID.fullmatch(before):
-            lead, given, call_id = lead + len(given) - len(behind), behind, before.strip() or None
-        skipped = len(spec.before_name) if spec.before_name and given.startswith(spec.before_name) else 0
-        at, size = len(given), 0
+            lead, rest, call_id = lead + len(rest) - len(after), after, before.strip() or None
+        skipped = len(spec.before_name) if spec.before_name and rest.startswith(spec.before_name) else 0
+        at, size = len(rest), 0
         for mark in (*self._after_name, *((spec.id_mark,) if spec.id_mark else ())):
-            place = given.find(mark, skipped)
+            place = rest.find(mark, skipped)
             if 0 <= place < at:
                 at, size = place, 0 if mark == "{" else len(mark)
-        name = given[skipped:at].strip()
-        if spec.id_mark and given.startswith(spec.id_mark, at):
-            ends = [place for mark in self._after_name if (place := given.find(mark, at)) >= 0]
-            end = min(ends, default=len(given))
-            call_id = given[at + len(spec.id_mark) : end].strip() or None
+        name = rest[skipped:at].strip()
+        if spec.id_mark and rest.startswith(spec.id_mark, at):
+            ends = [place for mark in self._after_name if (place := rest.find(mark, at)) >= 0]
+            end = min(ends, default=len(rest))
+            call_id = rest[at + len(spec.id_mark) : end].strip() or None
             at = end
-            size = next((len(mark) for mark in self._after_name if mark != "{" and given.startswith(mark, end)), 0)
+            size = next((len(mark) for mark in self._after_name if mark != "{" and rest.startswith(mark, end)), 0)
         if spec.indexed:
             call_id = (spec.before_name + name) or None
             name, colon, number = name.rpartition(":")
             if not colon or not number.isdigit() or len(number) > 9:
                 name = ""
-        place = given.find(spec.skip_to, at) if spec.skip_to else -1
+        place = rest.find(spec.skip_to, at) if spec.skip_to else -1
         at = place + len(spec.skip_to) if place >= 0 else at + size
         if spec.before_arguments:
-            inner = given[at:].lstrip()
+            inner = rest[at:].lstrip()
             if inner.startswith(spec.before_arguments):
-                at = len(given) - len(inner) + len(spec.before_arguments)
-        return name, given[at:], call_id, lead + at
+                at = len(rest) - len(inner) + len(spec.before_arguments)
+        return name, rest[at:], call_id, lead + at
 
-    def _name_and_json(self, reading: Reading, body: str) -> list[tuple[Any, str | None]] | str:
+    def _read_name_json(self, reading: Reading, body: str) -> list[tuple[Any, str | None]] | str:
         spec = self._spec
         name, rest, call_id, _ = self._split(body)
         if not name or _NAME.fullmatch(name) is None:
@@ -371,28 +371,28 @@ class JsonForm:
             key = reading.only_parameter(name)
             if key is not None:
                 try:
-                    given = typed(rest, reading.parameter(name, key))
+                    argument = typed(rest, reading.parameter(name, key))
                 except RefusedValue as error:
                     return f"in the value of {key!r}: {error}"
-                return [((name, {key: given}), call_id)]
+                return [((name, {key: argument}), call_id)]
         if isinstance(value, str):
             return value
         if not isinstance(loaded, dict):
             return 'the arguments are no JSON object; expected an object such as {"key": "value"}'
         return [((name, loaded), call_id)]
 
-    def _calls(self, reading: Reading, start: int, begin: int, stop: int, end: int) -> list[Call]:
+    def _read_calls(self, reading: Reading, start: int, begin: int, stop: int, end: int) -> list[Call]:
         """The calls of a body that is whole; each has a place of its own."""
         text = reading.text
-        read = self._body(reading, begin, stop)
+        read = self._read_body(reading, begin, stop)
         if self._spec.body == "json" and "missing_arguments" in reading.lenient:
-            read = self._without_arguments(reading, text[begin:stop], read)
+            read = self._allow_bare_names(reading, text[begin:stop], read)
         if isinstance(read, str):
-            return [malformed(text, read, start, end, self._named(text, begin, stop))]
+            return [malformed(text, read, start, end, self._name_in(text, begin, stop))]
         if self._spec.id_key:
             read = json_text.with_ids(text[begin:stop], self._spec.id_key, read)
         if len(read) == 1:
-            return [self._call(reading, read[0], start, end)]
+            return [self._make_call(reading, read[0], start, end)]
         spans = list(json_text.elements(text, begin, stop))
         if len(spans) != len(read):  # a leniency has read what JSON does not count
             spans = [(start + i, start + i + 1) for i in range(len(read))]
@@ -401,9 +401,9 @@ class JsonForm:
             spans[0] = (start, spans[0][1])
         if not isinstance(read[-1][0], str):
             spans[-1] = (spans[-1][0], end)
-        return [self._call(reading, item, *span) for item, span in zip(read, spans, strict=True)]
+        return [self._make_call(reading, item, *span) for item, span in zip(read, spans, strict=True)]
 
-    def _without_arguments(
+    def _allow_bare_names(
         self, reading: Reading, body: str, read: list[tuple[Any, str | None]] | str
     ) -> list[tuple[Any, str | None]] | str:
         """The calls, where one that has a name alone is a call without arguments."""
@@ -424,7 +424,7 @@ class JsonForm:
             out.append(((name, {}) if is_read else value, call_id))
         return out if any(not isinstance(value, str) for value, _ in out) else read
 
-    def _call(self, reading: Reading, item: tuple[Any, str | None], start: int, end: int) -> Call:
+    def _make_call(self, reading: Reading, item: tuple[Any, str | None], start: int, end: int) -> Call:
         value, call_id = item
         if isinstance(value, str):
             return malformed(reading.text, value, start, end)

@@ -38,7 +38,7 @@ def json_call_reader(*, name_key: str, arguments_key: str) -> Callable[[str], tu
     range, lone surrogates, more than `MAX_DEPTH` levels, a missing or empty name, and arguments that are no object.
     Keys beside the two are ignored.
     """
-    shaped = shaper(name_key=name_key, arguments_keys=(arguments_key,))
+    shape = shaper(name_key=name_key, arguments_keys=(arguments_key,))
 
     def read_call(body: str) -> tuple[str, dict[str, Any]] | str:
         try:
@@ -65,7 +65,7 @@ def json_call_reader(*, name_key: str, arguments_key: str) -> Callable[[str], tu
                     if body.count(":") == keys or has_keys(body, keys):
                         return name, arguments
         value = exact(body, read)
-        return value if isinstance(value, str) else shaped(value[0])
+        return value if isinstance(value, str) else shape(value[0])
 
     return read_call
 
@@ -78,10 +78,10 @@ def shaper(
     Args:
         arguments_as_text: also accept arguments given as a JSON text, as OpenAI's wire format has them.
     """
-    shown = arguments_keys[0]
-    expected = f'{{"{name_key}": …, "{shown}": {{…}}}}'
+    first_key = arguments_keys[0]
+    expected = f'{{"{name_key}": …, "{first_key}": {{…}}}}'
 
-    def shaped(read: Any) -> tuple[str, dict[str, Any]] | str:
+    def shape(read: Any) -> tuple[str, dict[str, Any]] | str:
         if type(read) is not dict:
             return f"the call is {kind_of(read)}; expected one object: {expected}"
         name = read.get(name_key)
@@ -90,7 +90,7 @@ def shaper(
                 return f'"{name_key}" is missing; expected {expected}'
             found = "empty" if name == "" else kind_of(name)
             return f'"{name_key}" is {found}; expected the name of a tool as a string'
-        key = next((key for key in arguments_keys if key in read), shown)
+        key = next((key for key in arguments_keys if key in read), first_key)
         arguments = read.get(key)
         if arguments_as_text and type(arguments) is str:
             inner = load(arguments)
@@ -103,7 +103,7 @@ def shaper(
             return f'"{key}" is {kind_of(arguments)}; expected an object such as {{"key": "value"}}'
         return name, arguments
 
-    return shaped
+    return shape
 
 
 def with_ids(text: str, key: str, read: list[tuple[Any, str | None]]) -> list[tuple[Any, str | None]]:
@@ -114,16 +114,16 @@ def with_ids(text: str, key: str, read: list[tuple[Any, str | None]]) -> list[tu
     if len(items) != len(read):  # read with a leniency
         return read
     ids = [item.get(key) if isinstance(item, dict) else None for item in items]
-    known = [given if isinstance(given, str) and given else None for given in ids]
-    return [(call, given) for (call, _), given in zip(read, known, strict=True)]
+    texts = [call_id if isinstance(call_id, str) and call_id else None for call_id in ids]
+    return [(call, call_id) for (call, _), call_id in zip(read, texts, strict=True)]
 
 
 def escaped_strings(text: str) -> str:
     """A JSON text with the control characters in its strings escaped."""
-    return _STRING.sub(_escaped, text)
+    return _STRING.sub(_escape_match, text)
 
 
-def _escaped(match: re.Match[str]) -> str:
+def _escape_match(match: re.Match[str]) -> str:
     """A string with its control characters escaped."""
     return _CONTROL.sub(lambda found: found[0] if len(found[0]) > 1 else f"\\u{ord(found[0]):04x}", match[0])
 
@@ -205,13 +205,13 @@ class Extent:
         """That end, from `begin` on. With the same `strings`, all questions together take linear time."""
         # Whether a place stands in a string depends on where one begins to read; but two who are both outside at one
         # place go on alike. So the end is kept for one such place in each block.
-        at, block, passed, known = begin, -1, list[int](), strings.ends
+        at, block, seen, known = begin, -1, list[int](), strings.ends
         while True:
             if at // _BLOCK != block:
                 block = at // _BLOCK
                 if (end := known.get(at, -1)) >= 0:
                     break
-                passed.append(at)
+                seen.append(at)
             edge = (block + 1) * _BLOCK
             match = self._outside.match(text, at, edge + self.longest)
             end = match.end() if match is not None else at
@@ -223,7 +223,7 @@ class Extent:
             at, is_whole = strings.end(end)
             if not is_whole:
                 break
-        known.update(dict.fromkeys(passed, end))
+        known.update(dict.fromkeys(seen, end))
         return end
 
 

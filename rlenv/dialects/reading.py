@@ -61,21 +61,21 @@ class MarkPositions:
 
     def find(self, mark: str, at: int) -> int:
         """The first place of `mark` from `at` on, -1 where there is none."""
-        known = self._found.get(mark)
-        if known is not None and known[0] <= at and (known[1] < 0 or known[1] >= at):
-            return known[1]
+        last = self._found.get(mark)
+        if last is not None and last[0] <= at and (last[1] < 0 or last[1] >= at):
+            return last[1]
         place = self.text.find(mark, at)
         self._found[mark] = (at, place)
         return place
 
     def first(self, marks: Iterable[str], at: int) -> tuple[int, str]:
         """The place and text of the first of several marks (the longest at one place); -1 and "" without any."""
-        best, chosen = -1, ""
+        best, first_mark = -1, ""
         for mark in marks:
             place = self.find(mark, at)
-            if place >= 0 and (best < 0 or place < best or (place == best and len(mark) > len(chosen))):
-                best, chosen = place, mark
-        return best, chosen
+            if place >= 0 and (best < 0 or place < best or (place == best and len(mark) > len(first_mark))):
+                best, first_mark = place, mark
+        return best, first_mark
 
 
 class Reading(MarkPositions):
@@ -108,10 +108,10 @@ class Reading(MarkPositions):
         the end.
         """
         close, mark = self.first(closes, at)
-        again, _ = self.first(opens, at)
-        if close >= 0 and (again < 0 or close <= again):
+        next_call, _ = self.first(opens, at)
+        if close >= 0 and (next_call < 0 or close <= next_call):
             return close + len(mark), False
-        return (again, False) if again >= 0 else (len(self.text), True)
+        return (next_call, False) if next_call >= 0 else (len(self.text), True)
 
     def allows(self, leniency: str) -> bool:
         """True if a leniency is on; its use is counted."""
@@ -168,7 +168,7 @@ def malformed(text: str, reason: str, start: int, end: int, name: str | None = N
     return malformed_call(text[start:end], reason, start, end, name or None)
 
 
-def _types(schema: Any) -> tuple[str, ...]:
+def _types_of(schema: Any) -> tuple[str, ...]:
     """The types that a parameter's schema allows, in the order in which they are tried; () where it does not say."""
     if schema is None:
         return ()
@@ -197,11 +197,11 @@ def typed(
     Raises:
         Refused: it is meant as JSON and is what no value may be (see `refusal`), where the schema asks for no text.
     """
-    kinds = _types(schema)
+    kinds = _types_of(schema)
     if not kinds:
         if untyped == "text":
             return text
-        value = _loaded(text, other)
+        value = _load_value(text, other)
         if isinstance(value, str):
             _refuse(text)
             return text
@@ -217,7 +217,7 @@ def typed(
         if kind == "boolean" and bare.lower() in ("true", "false"):
             return bare.lower() == "true"
         if kind in ("object", "array"):
-            value = _loaded(bare, other)
+            value = _load_value(bare, other)
             if not isinstance(value, str) and isinstance(value[0], dict if kind == "object" else list):
                 return value[0]
     if "string" not in kinds:
@@ -269,7 +269,7 @@ def refusal(text: str) -> str:
     return reason
 
 
-def _loaded(text: str, other: Callable[[str], tuple[Any] | str] | None) -> tuple[Any] | str:
+def _load_value(text: str, other: Callable[[str], tuple[Any] | str] | None) -> tuple[Any] | str:
     value = load(text)
     return other(text) if other is not None and isinstance(value, str) else value
 

@@ -29,19 +29,19 @@ def tree_at(reading: Reading, spec: CallSpec, key: str, at: int) -> tuple[Elemen
     Raises:
         Broken: a tag is not closed, text stands beside tags, or they are nested more than `MAX_DEPTH` levels deep.
     """
-    text, opened = reading.text, spec.key_open if isinstance(spec.key_open, str) else spec.key_open[0]
+    text, opening_mark = reading.text, spec.key_open if isinstance(spec.key_open, str) else spec.key_open[0]
     ending = spec.value_close.partition("{key}")[0]
     stack: list[tuple[str, list[tuple[str, Element]], int]] = [(key, [], at)]
     while True:
         name, inside, begin = stack[-1]
         close_mark = spec.value_close.replace("{key}", name)
-        mark = reading.find(opened, at)
+        mark = reading.find(opening_mark, at)
         close = reading.find(ending, at)
         # `opened` may be the beginning of `ending`; then both stand where a tag is closed.
         if 0 <= mark < close:
-            _only_space(text, at, mark)
-            end = reading.find(spec.key_close, mark + len(opened))
-            child = text[mark + len(opened) : end] if 0 <= end <= mark + len(opened) + 512 else ""
+            _require_space(text, at, mark)
+            end = reading.find(spec.key_close, mark + len(opening_mark))
+            child = text[mark + len(opening_mark) : end] if 0 <= end <= mark + len(opening_mark) + 512 else ""
             if not child.strip() or "<" in child or "\n" in child:
                 raise Broken(f"{child[:40]!r} is no name of a tag", mark)
             if len(stack) >= MAX_DEPTH:
@@ -53,7 +53,7 @@ def tree_at(reading: Reading, spec: CallSpec, key: str, at: int) -> tuple[Elemen
             raise Broken(f"the value of {name[:40]!r} is not closed; expected {close_mark}", at)
         value: Element = inside
         if inside:
-            _only_space(text, at, close)
+            _require_space(text, at, close)
         else:
             value = text[begin:close]
         at = close + len(close_mark)
@@ -97,7 +97,7 @@ def value_of(reading: Reading, element: Element, shape: Shape | None) -> Any:
     return out
 
 
-def _only_space(text: str, at: int, end: int) -> None:
+def _require_space(text: str, at: int, end: int) -> None:
     if text[at:end].strip():
         raise Broken(f"text stands beside tags ({text[at:end].strip()[:20]!r}); expected tags alone", at)
 
@@ -127,7 +127,7 @@ class ValueWriter:
         return any(
             self._marks.search(text) is not None or (is_key and _PLAIN_KEY.fullmatch(text) is None)
             or (row.trim != "nothing" and text != text.strip()) or (row.cdata and "]]>" in text)
-            for text, is_key in _texts(call.arguments, not row.nested and row.body != "gemma")
+            for text, is_key in _argument_texts(call.arguments, not row.nested and row.body != "gemma")
         )  # fmt: skip
 
     def as_broken(self, call: ToolCall) -> str:
@@ -149,20 +149,20 @@ class ValueWriter:
         parts = [row.before_name, call.name, row.name_close, skipped, row.name_pad]
         for key, value in call.arguments.items():
             close = row.value_close.replace("{key}", key)
-            parts += [next(iter(marks_of(row.key_open)), ""), key, row.key_close, self._value_open(value)]
-            parts += [row.value_pad, self._value(value), row.value_pad, close, row.name_pad]
+            parts += [next(iter(marks_of(row.key_open)), ""), key, row.key_close, self._open_mark(value)]
+            parts += [row.value_pad, self._value_text(value), row.value_pad, close, row.name_pad]
         return "".join(parts)
 
-    def _value_open(self, value: Any) -> str:
+    def _open_mark(self, value: Any) -> str:
         marks = self._call.value_open
         if len(marks) < 2:
             return next(iter(marks), "")
         kind = _KINDS.get(type(value), "number")
-        wanted = "text" if kind == "string" else "json"
-        fitting = [mark for mark, how in marks.items() if how == wanted]
+        reading = "text" if kind == "string" else "json"
+        fitting = [mark for mark, how in marks.items() if how == reading]
         return next((mark for mark in fitting if kind in mark), fitting[0] if fitting else next(iter(marks)))
 
-    def _value(self, value: Any) -> str:
+    def _value_text(self, value: Any) -> str:
         row = self._call
         if isinstance(value, str):
             in_cdata = row.cdata and any(sign in value for sign in "<&\n") and "]]>" not in value
@@ -170,14 +170,14 @@ class ValueWriter:
                 return f"\n{value}\n"
             return f"<![CDATA[{value}]]>" if in_cdata else value
         if row.nested:
-            return self._nested(value)
+            return self._nested_text(value)
         if row.values == "python" or (row.values == "scalars" and not isinstance(value, (Mapping, list, tuple))):
-            text, escaped = repr(value), "\\x3c"
+            text, escape = repr(value), "\\x3c"
         else:
-            text, escaped = json.dumps(value, ensure_ascii=False), "\\u003c"
-        return text.replace("<", escaped) if self._marks.search(text) else text
+            text, escape = json.dumps(value, ensure_ascii=False), "\\u003c"
+        return text.replace("<", escape) if self._marks.search(text) else text
 
-    def _nested(self, value: Any) -> str:
+    def _nested_text(self, value: Any) -> str:
         """Objects and lists as tags inside the tag."""
         if isinstance(value, Mapping):
             inside = [(str(key), item) for key, item in value.items()]
@@ -186,9 +186,9 @@ class ValueWriter:
         else:
             return as_text(value)
         row = self._call
-        opened = next(iter(marks_of(row.key_open)), "")
+        opening_mark = next(iter(marks_of(row.key_open)), "")
         return "".join(
-            opened + key + row.key_close + self._nested(item) + row.value_close.replace("{key}", key)
+            opening_mark + key + row.key_close + self._nested_text(item) + row.value_close.replace("{key}", key)
             for key, item in inside
         )
 
@@ -214,7 +214,7 @@ _KINDS: Final = {
 }  # fmt: skip
 
 
-def _texts(value: Any, in_all: bool) -> Iterator[tuple[str, bool]]:
+def _argument_texts(value: Any, in_all: bool) -> Iterator[tuple[str, bool]]:
     """The texts in a call's arguments, and whether each is a key; without `in_all` those inside lists and objects too,
     which stand there as they are."""
     for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
@@ -223,4 +223,4 @@ def _texts(value: Any, in_all: bool) -> Iterator[tuple[str, bool]]:
         if isinstance(item, str):
             yield item, False
         elif not in_all and isinstance(item, (Mapping, list, tuple)):
-            yield from _texts(item, in_all)
+            yield from _argument_texts(item, in_all)
