@@ -259,6 +259,10 @@ class Kept(Generic[_K, _T]):
         heard_again(known[1])
         return known[0], True
 
+    def drop(self, key: _K) -> None:
+        """Forgets a result."""
+        self._known.pop(key, None)
+
     async def _first(
         self, key: _K, place: tuple[_K, asyncio.AbstractEventLoop], ask: Callable[[], Awaitable[_T]]
     ) -> _T:

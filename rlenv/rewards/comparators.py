@@ -251,6 +251,7 @@ def _json(spec: JsonSpec) -> Comparator:
 
 
 Compute = Callable[[Mapping[str, Any], RewardContext], Awaitable[Side]]
+IsSure = Callable[[Side, RewardContext], Awaitable[bool]]
 _Key = tuple[bytes, tuple[Hashable, ...]]
 
 
@@ -265,12 +266,21 @@ class GoldCache:
     def __init__(self, size: int = 4096) -> None:
         self._kept: Kept[_Key, Side] = Kept(size)
 
-    async def get(self, arguments: Mapping[str, Any], context: RewardContext, compute: Compute) -> Side:
-        """The gold result for `arguments`; raises what `compute` raises."""
+    async def get(
+        self, arguments: Mapping[str, Any], context: RewardContext, compute: Compute, is_sure: IsSure | None = None
+    ) -> Side:
+        """The gold result for `arguments`, kept no longer than it takes to see that it is not sure; raises what
+        `compute` raises."""
         key = _key(arguments, context)
         if key is None:
             return await compute(arguments, context)
-        return (await self._kept.get(key, lambda: compute(arguments, context)))[0]
+        side, stays = await self._kept.get(key, lambda: compute(arguments, context))
+        try:
+            stays = stays or is_sure is None or await is_sure(side, context)
+        finally:
+            if not stays:
+                self._kept.drop(key)
+        return side
 
 
 def _key(arguments: Mapping[str, Any], context: RewardContext) -> _Key | None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from rlenv.concurrency.lanes import entered, here
 from rlenv.concurrency.scope import cancel_all
 from rlenv.errors import RewardError, UnknownEntry, UsageError
 from rlenv.language.kinds import Kind
@@ -20,7 +21,7 @@ from rlenv.rewards import comparators
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.outages import Lost, known_call, may_be_lost, settled
 from rlenv.rewards.rule import UnfitGold, compile_for_context, unshaped_worst_of, where_answer
-from rlenv.tools.base import Tool
+from rlenv.tools.base import Tool, asked_again
 
 # What is kept of each result in the trajectory, beside the evidence.
 _KEPT_CHARS = 512
@@ -150,7 +151,8 @@ class _Verify:
         if not calls:
             raise UnfitGold("expect: the task gives no alternative to compare with")
         # In order and not at once: most tasks have one, the rest are few, and each is computed once per task.
-        return [await self.cache.get(arguments, context, self._run) for arguments in calls]
+        is_sure = self._is_sure if self.tool.reaches_out else None
+        return [await self.cache.get(arguments, context, self._run, is_sure) for arguments in calls]
 
     def _spread(self, arguments: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         several = [name for name in self.spread if isinstance(arguments.get(name), (list, tuple))]
@@ -169,6 +171,22 @@ class _Verify:
             error = UnfitGold if result.whose == "policy" else RewardError
             raise error(f"the gold call of '{self.tool.name}' ended as {result.outcome}: {result.text:.200}")
         return comparators.Side(result.text, result.value, arguments)
+
+    async def _is_sure(self, gold: comparators.Side, context: RewardContext) -> bool:
+        """True if the server gives it twice, and something else to the tool's example in between. A page that a proxy
+        shows for a while in place of every answer would make numbers wrong for as long as it is kept."""
+        known, lane, tool = self.tool.example, here(), self.tool
+        if lane is not None and lane.tape.is_offline:
+            return True
+        token = asked_again.set("refused")  # no cache has the answer
+        try:
+            with entered("beside"):  # a replay does not ask these
+                other = None if known in (None, gold.arguments) else await context.call(tool.name, known)
+                again = await context.call(tool.name, gold.arguments)
+        finally:
+            asked_again.reset(token)
+        differs = other is None or (other.outcome == "ok" and other.text != gold.text)
+        return differs and (again.outcome, again.text) == ("ok", gold.text)
 
 
 def _compile(name: str, spec: VerifySpec, context: TermCompileContext) -> Term:

@@ -278,6 +278,26 @@ def test_a_failed_gold_call_is_not_kept() -> None:
     assert run(term, Calls({"mine": [[1]], "gold": [[1]]})).value == 1.0
 
 
+@pytest.mark.parametrize("page", ["log in", "log in, request {}"])
+@pytest.mark.parametrize("shown", [1, 2, 3, 9])
+def test_a_page_that_a_server_shows_in_place_of_every_answer_is_kept_for_no_gold(page: str, shown: int) -> None:
+    asked: list[str] = []
+
+    async def call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        asked.append(arguments["sql"])
+        found = page.format(len(asked)) if len(asked) <= shown else f"of {arguments['sql']}"
+        return ToolResult(name, found, value=found)
+
+    term = verify(replace(QUERY, reaches_out=True, example={"sql": "known"}), compare="text")
+    for _ in range(shown):
+        run(term, call, answer="gold")
+    assert len(asked) > shown
+    assert [run(term, call, answer=one).value for one in ("gold", "other")] == [1.0, 0.0]
+    asked.clear()
+    run(term, call)
+    assert asked == ["mine"], "it was kept once it was given twice, with another answer to the example in between"
+
+
 @pytest.mark.parametrize("at", [0, 3], ids=["the one that makes it", "one that waits"])
 def test_episodes_at_once_share_one_gold_call_and_survive_one_that_is_cancelled(at: int) -> None:
     term = verify()
