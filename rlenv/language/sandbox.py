@@ -17,7 +17,7 @@ from rlenv._base.bounded import size
 from rlenv._base.paths import bounded_reading
 from rlenv._base.text import boxed
 
-__all__ = ["Sandbox", "environment_of", "unbounded"]
+__all__ = ["LEFT_OUT", "Sandbox", "environment_of", "unbounded"]
 
 _WRITTEN: Final = frozenset("answer args info message observation resources result said".split())  # of any length
 _MAX_PRODUCT: Final = 10_000_000
@@ -25,17 +25,26 @@ _MAX_POWER_BITS: Final = 100_000
 _MOST_WORK: Final = 65_536
 _FREE: Final = frozenset("length count first last default d truncate attr items".split())
 _QUICK: Final = dict.fromkeys("trim lower upper replace tojson string indent".split(), 16)
-_QUICK.update(join=8, urlencode=8, xmlattr=4, format=4, pprint=4)  # so many characters for one unit
+_QUICK.update(join=8, urlencode=8, xmlattr=4, format=4)  # so many characters for one unit
 _AT_ONCE: Final = frozenset("startswith endswith find rfind index rindex count encode".split())
 _FROM_THE_END: Final = frozenset("rfind rindex rsplit rpartition".split())
 _WIDE: Final = frozenset("center indent ljust rjust zfill expandtabs format".split())
-_MEASURED: Final = _WIDE | _FROM_THE_END | frozenset("batch slice round urlize replace join sum wordwrap".split())
+_MEASURED: Final = _WIDE | _FROM_THE_END | frozenset("batch slice round replace join sum wordwrap".split())
 _BY_PART: Final = frozenset("groupby sort min max sum unique selectattr rejectattr".split())  # as with attribute=…
-_BY_ITEM: Final = _BY_PART | frozenset("batch dictsort list map random reject reverse select slice".split())
+_BY_ITEM: Final = _BY_PART | frozenset("batch dictsort list map reject reverse select slice".split())
 _STARRED: Final = re.compile(r"\{[^{}]*\{|%[^%a-z]*\*")  # a width that stands among the arguments
 _WIDTHS: Final = re.compile(r"%(?:\([^()]*\))?([-+ #.\d]*)|\{[^{}:]*:([^{}]*)\}")
-_CLOSING: Final = re.compile(r"(?:[)>.,\n]|&gt;){9,}")  # which urlize looks at again from each of its signs
 _LISTS: Final = (list, tuple, deque, Set, Mapping, MappingView)
+
+
+_DRAWN: Final = "a template gives the same each time: draw it in the rows or in a tool"
+LEFT_OUT: Final = {
+    "lipsum": _DRAWN,
+    "pprint": "it takes far longer the deeper a value is: write tojson(2)",
+    "random": _DRAWN,
+    "urlize": "it is for web pages: write the link as it is",
+}
+"""What Jinja has and templates have not, each with the nearest fix."""
 
 
 class Effort:
@@ -58,7 +67,7 @@ class Effort:
     def filter(self, value: Any, given: Sequence[Any], *, name: str) -> None:
         """A filter of Jinja; one that is quick takes a sixteenth of the time."""
         rate = _QUICK.get(name, 1)
-        units = (4 if name in ("tojson", "urlize") else 1) + _digits(value, given)
+        units = (4 if name == "tojson" else 1) + _digits(value, given)
         if name not in _FREE and isinstance(value, (str, bytes)):
             units += len(value) // rate
         elif name not in _FREE and isinstance(value, _LISTS):
@@ -71,7 +80,8 @@ class Effort:
         """A call, such as of a text's method, or of a macro."""
         function = getattr(function, "__wrapped__", function)  # of the sandbox's own `format`
         owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "a call")
-        self.spend(name, (10 if isinstance(function, jinja2.runtime.Macro) else 5) + _digits(owner, given))
+        self.spend(name, (9 if isinstance(function, jinja2.runtime.Macro) else 4) + _digits(owner, given))
+        self.test(None, given)
         self.spend(name, self._whole(given[0]) if name == "join" and given else 0)
         if isinstance(owner, (str, bytes, list, tuple)):
             self.spend(name, len(owner) // (256 if name in _AT_ONCE else 1 if name == "format" else 16))
@@ -128,20 +138,18 @@ def _written(name: str, value: Any, given: Sequence[Any]) -> int:
         widths = sum(int(digits[:18]) for part in parts for digits in re.findall(r"\d+", part))
         return (widths + (numbers if _STARRED.search(str(value)) else 0)) // 16
     if name in _WIDE:
-        lines = value.count("\n") + value.count("\t") + 1 if name in ("indent", "expandtabs") else 1
+        lines = len(value.splitlines()) + value.count("\t") + 1 if name in ("indent", "expandtabs") else 1
         return lines * (numbers + 4) // 16
     if name == "wordwrap":  # by lines too
         width = max([one for one in given if type(one) is int], default=79)
         return len(str(value)) // 2 + 16 * len(str(value)) // max(width, 1)
-    if name == "urlize":
-        return sum(len(run) ** 2 for run in _CLOSING.findall(str(value))) // 50
     if name in _FROM_THE_END and given and isinstance(given[0], (str, bytes)):
         return len(value) * len(given[0]) // 1_000  # Python takes the product of both at worst
     if name == "replace" and len(given) > 1 and isinstance(value, str) and isinstance(given[0], str):
         return value.count(given[0]) * len(str(given[1])) // 256
     if name == "join" and given:
-        parts, mark = (given[0], value) if isinstance(value, str) else (value, given[0])
-        return len(mark) * len(parts) // 256 if isinstance(mark, str) and isinstance(parts, _LISTS) else 0
+        sized = [one for one in (value, given[0]) if isinstance(one, (str, *_LISTS))]
+        return len(sized[0]) * len(sized[1]) // 256 if len(sized) == 2 else 0
     return 0
 
 
@@ -274,10 +282,13 @@ def _watching(pay: Callable[[Effort, Any], None]) -> Callable[..., Any]:
 
 
 unbounded = Sandbox(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
-unbounded.filters["boxed"] = boxed
+unbounded.filters = {name: one for name, one in unbounded.filters.items() if name not in LEFT_OUT} | {"boxed": boxed}
+del unbounded.globals["lipsum"]
 _bounded = _Bounded(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
-_bounded.filters |= {name: _paying(one, partial(Effort.filter, name=name)) for name, one in unbounded.filters.items()}
+_bounded.globals = unbounded.globals
+_bounded.filters = {name: _paying(one, partial(Effort.filter, name=name)) for name, one in unbounded.filters.items()}
 _bounded.tests |= {name: _paying(one, Effort.test) for name, one in unbounded.tests.items()}
+_bounded.tests |= {one: _paying(unbounded.tests[one], partial(Effort.filter, name=one)) for one in ("lower", "upper")}
 _bounded.filters |= {"(look)": _watching(Effort.test), "(write)": _watching(Effort.write)}
 _bounded.filters["(loop)"] = jinja2.pass_context(lambda context, *given: _work(context).loop(*given))
 

@@ -24,7 +24,7 @@ from rlenv._base.text import did_you_mean, strings_in
 from rlenv.errors import RlenvError, UnfitTemplate
 from rlenv.language import sandbox
 from rlenv.language.functions import is_outage
-from rlenv.language.sandbox import environment_of, unbounded
+from rlenv.language.sandbox import LEFT_OUT, environment_of, unbounded
 from rlenv.secrets import watched
 
 __all__ = ["Template", "TemplateError", "UnfitTemplate", "as_template", "compile_template", "compile_value"]
@@ -320,10 +320,11 @@ def template_of(source: str, *, key: str, names: Collection[str] | None = None) 
     except TemplateError as error:
         hint, said = "write {{ name }} for a value and {% if … %} for a condition", str(error).rstrip(".")
         if match := re.fullmatch(r"No (filter|test) named '(\w+)'", said):
-            hint = did_you_mean(match[2], unbounded.filters if match[1] == "filter" else unbounded.tests) or hint
+            known = unbounded.filters if match[1] == "filter" else unbounded.tests
+            hint = LEFT_OUT.get(match[2]) or did_you_mean(match[2], known) or hint
         raise UnfitTemplate(f"the template cannot be read: {said}", key=key, hint=hint, line=error.line) from error
     for name in sorted(template.names.difference(template.names if names is None else names)):
-        hint = did_you_mean(name, sorted(names or ()), "known names")
+        hint = LEFT_OUT.get(name) or did_you_mean(name, sorted(names or ()), "known names")
         raise UnfitTemplate(f"'{name}' is not known here", key=key, hint=hint, find=name)
     return template
 

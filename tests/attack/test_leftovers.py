@@ -119,10 +119,10 @@ rewards: {said: {kind: rule, rule: exact_match}}
 limits: {turns: 4}
 """
 READS = (
-    "LEFT.done", "LEFT", "LEFT | random",
+    "LEFT.done", "LEFT", "LEFT | last",
     "LEFT[0]", "LEFT.points[-1]", "LEFT == 3", "LEFT > 3", "LEFT * 1.0", "1 / LEFT", "LEFT + 'x'",
     "LEFT | length", "LEFT | sum", "LEFT | int", "LEFT | tojson", "LEFT.items() | list", "not LEFT", "LEFT | first",
-    "'{:.2f}'.format(LEFT)", "(LEFT | e) % 3", "LEFT | pprint", "LEFT | boxed", "LEFT ** 0.5",
+    "'{:.2f}'.format(LEFT)", "(LEFT | e) % 3", "LEFT | tojson(2)", "LEFT | boxed", "LEFT ** 0.5",
 )  # fmt: skip
 
 

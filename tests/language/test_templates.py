@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlenv.language.templates import TemplateError, as_template, compile_template, compile_value
+from rlenv.errors import UnfitTemplate
+from rlenv.language.templates import TemplateError, as_template, compile_template, compile_value, template_of
 
 
 @pytest.mark.parametrize(
@@ -245,13 +246,14 @@ _GROWN = "{% set all = namespace(text='') %}{% for one in range(500) %}{% set al
         "{% for one in range(9000) %}{{ {'note': answer} }}{% endfor %}",
         "{% for one in range(9000) %}{{ one ~ [answer] }}{% endfor %}",
         "{% for one in range(9000) %}{% if answer[one:] %}x{% endif %}{% endfor %}",
-        "{{ (')' * 65000 ~ 'x)') | urlize ~ answer[0] }}",
+        "{{ answer[:30000] | join(answer[:30000]) }}",
+        "{% for one in range(9000) %}{{ loop.changed(answer ~ one) }}{% endfor %}",
+        "{% for one in range(9000) %}{{ loop.changed(answer) }}{% endfor %}",
+        "{% for one in range(9000) %}{{ [answer] is upper }}{% endfor %}",
         "{{ answer.rfind('a' ~ answer[:500000]) }}",
-        "{{ answer | pprint }}",
         "{{ 3.5 | round(answer | length, 'floor') }}",
         "{{ answer[:40000] | wordwrap(1) }}",
         "{{ (([[]] * 90000) | join) ~ answer[0] }}",
-        "{{ (([[]] * 60000) | urlize) ~ answer[0] }}",
         "{% macro m(one) %}{% endmacro %}{% for one in answer[:9000] %}{{ m(one) }}{% endfor %}",
         "{% set all = namespace(n=0) %}{% for one in answer[:20000] %}{% set all.n = all.n + 1 %}{% endfor %}",
     ],
@@ -261,6 +263,12 @@ def test_a_rendering_over_what_a_policy_wrote_does_bounded_work(source: str) -> 
     with pytest.raises(TemplateError, match=r"longer than|nested too deep") as raised:
         compile_template(source).text(answer=_LONG)
     assert raised.value.is_unfit
+
+
+@pytest.mark.parametrize("source", ["{{ lipsum() }}", "{{ [1, 2] | random }}", "{{ answer | random }}"])
+def test_a_template_gives_the_same_each_time(source: str) -> None:
+    with pytest.raises(UnfitTemplate, match="gives the same each time"):
+        template_of(source, key="user", names=("answer",))
 
 
 @pytest.mark.parametrize(
