@@ -18,7 +18,7 @@ from rlenv._base.bounded import plain
 from rlenv._base.text import did_you_mean
 from rlenv.calls.executor import Executor
 from rlenv.dialects.built_in import broken_schemas
-from rlenv.errors import EpisodeError, RlenvError, UsageError
+from rlenv.errors import EpisodeError, RlenvError, UsageError, told_as
 from rlenv.language.functions import failure
 from rlenv.language.spec import EnvSpec, ToolSpec
 from rlenv.language.templates import Template, TemplateError, UnfitTemplate, compile_template, template_of, texts_in
@@ -298,10 +298,8 @@ class ToolSets:
             raise EpisodeError(f"the tools of this row cannot be made: {said}", reason="tools") from error
 
     def _choose(self, entry: str, task: Mapping[str, Any], user_turn: int) -> bool | list[str]:
-        try:
+        with told_as(UsageError, f"tools.{entry}.offered cannot be filled from this row:", TemplateError):
             value = self._asked[entry].value(task=task, vars=self._loaded.spec.vars, user_turn=user_turn)
-        except TemplateError as error:
-            raise UsageError(f"tools.{entry}.offered cannot be filled from this row: {error}") from error
         if isinstance(value, (list, tuple)):
             return [str(name) for name in value]
         if isinstance(value, str):  # a cell of a .csv, or what a condition writes

@@ -18,7 +18,7 @@ from rlenv._base.paths import draft_of, names_in
 from rlenv._base.text import nearest
 from rlenv.collect.encode import EncodedRow
 from rlenv.episodes.environment import Environment
-from rlenv.errors import UsageError
+from rlenv.errors import UsageError, told_as
 from rlenv.language.expressions import Expression, compile_expression
 from rlenv.runs import files as record
 from rlenv.runs.folder import is_run, open_run
@@ -128,15 +128,14 @@ class Manifest:
                 )
             message = f"{folder} holds no supervised data (there is no {MANIFEST})"
             raise UsageError(message, hint="`rlenv collect -o` makes it")
-        try:
+        caught = (ValueError, TypeError, KeyError, AttributeError)
+        with told_as(UsageError, f"{path} is no manifest of `rlenv collect`:", *caught):
             fields = json.loads(path.read_text(encoding="utf-8"))
             if fields.pop("format", None) != _FORMAT:
                 raise UsageError(f"{path} was written by another version of rlenv", hint="collect the data anew")
             fields["identity"] = Identity(**fields["identity"])
             fields["splits"] = tuple(fields["splits"])
             return cls(**fields)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise UsageError(f"{path} is no manifest of `rlenv collect`: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,10 +316,11 @@ def rows_of(files: Sequence[str | Path]) -> Iterator[EncodedRow]:
     for name in files:
         with Path(name).open("rb") as file:
             for number, line in enumerate(file, 1):
-                try:
-                    yield _read_row(json.loads(line))
-                except (ValueError, TypeError, KeyError) as error:
-                    raise UsageError(f"{name}:{number}: no row of supervised data: {error}") from error
+                with told_as(
+                    UsageError, f"{name}:{number}: no row of supervised data:", ValueError, TypeError, KeyError
+                ):
+                    row = _read_row(json.loads(line))
+                yield row
 
 
 def _read_row(read: Any) -> EncodedRow:

@@ -16,7 +16,7 @@ from rlenv.dialects.base import result_messages
 from rlenv.endpoints.account import UnreadableAnswer, read_chat
 from rlenv.episodes.environment import Environment, sound_call
 from rlenv.episodes.tools import end_of
-from rlenv.errors import EpisodeError, UsageError
+from rlenv.errors import EpisodeError, UsageError, told_as
 from rlenv.messages import MalformedCall, Message, ToolCall, ToolResult
 from rlenv.trajectory import Trajectory
 
@@ -232,8 +232,6 @@ def _assistant_messages(transcript: Sequence[Message | Mapping[str, Any]]) -> li
         elif not isinstance(one, Mapping):
             raise UsageError(f"message {index} of the transcript is {type(one).__name__}; expected a mapping")
         elif one.get("role") == "assistant":
-            try:
+            with told_as(UsageError, f"message {index} of the transcript cannot be read:", UnreadableAnswer):
                 messages.append(read_chat({"choices": [{"message": dict(one)}]}).message)
-            except UnreadableAnswer as error:
-                raise UsageError(f"message {index} of the transcript cannot be read: {error}") from error
     return messages

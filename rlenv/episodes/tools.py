@@ -16,7 +16,7 @@ from rlenv.calls.toolsets import ToolSet
 from rlenv.concurrency.lanes import entered, here
 from rlenv.concurrency.scope import Scope
 from rlenv.endpoints.account import Account, counted
-from rlenv.errors import EpisodeError, PolicyError, RewardError
+from rlenv.errors import EpisodeError, PolicyError, RewardError, told_as
 from rlenv.language.expressions import EpisodeLimits
 from rlenv.messages import MalformedCall, Message, ToolCall, ToolResult
 from rlenv.policies.base import parameters_of, read_calls
@@ -203,10 +203,8 @@ class EpisodeTools:
             EpisodeError: a resource cannot be had.
         """
         other = self._other()
-        try:
+        with told_as(RewardError, "the gold calls cannot be read:", PolicyError):
             actions = read_calls(calls, parameters_of([tool.schema for tool in other.toolset.tools.values()]))
-        except PolicyError as error:
-            raise RewardError(f"the gold calls cannot be read: {error}") from error
         try:
             await other.open()
             look(other.resources)

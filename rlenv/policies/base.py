@@ -247,11 +247,10 @@ class _Reading:
 def _call(name: Any, arguments: Any, tools: Parameters) -> ToolCall:
     if not isinstance(name, str):
         raise PolicyError(f"the name of a call is a {type(name).__name__}; expected a text")
-    try:
+    caught = (TypeError, ValueError, RecursionError)
+    with told_as(PolicyError, f"the arguments of '{name[:200]}' are not JSON:", *caught):
         written = json.dumps(arguments) if isinstance(arguments, Mapping) else arguments
         read = read_call({"name": _known_name(name, tools), "arguments": written}, "")
-    except (TypeError, ValueError, RecursionError) as error:
-        raise PolicyError(f"the arguments of '{name[:200]}' are not JSON: {error}") from error
     if isinstance(read, MalformedCall):
         raise PolicyError(f"the call of '{name[:200]}' cannot be read: {read.reason}")
     return ToolCall(read.name, read.arguments)

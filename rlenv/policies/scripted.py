@@ -136,10 +136,8 @@ class OracleSession:
     def _begin(self) -> None:
         self._is_begun = True
         if self._policy.recorded is not None:
-            try:
+            with told_as(PolicyError, "oracle:", TemplateError, PolicyError):
                 self._ready = golds.read_actions(golds.listed(self._policy.recorded(**self._values)), self._tools)
-            except (TemplateError, PolicyError) as error:
-                raise PolicyError(f"oracle: {error}") from error
         # What does not depend on results is known now, so that the last action is known for the last.
         self._left = [
             one for part in self._left for one in ([part] if golds.is_later(part.step) else self._go_on(part))
@@ -186,10 +184,8 @@ class OracleSession:
             raise
         except (Exception, SystemExit) as error:  # an author's function may fail in any way
             raise PolicyError(f"oracle.function: the function failed: {failure(error)}") from error
-        try:
+        with told_as(PolicyError, "oracle.function:", PolicyError):
             actions = [] if made is None else golds.read_actions(made, self._tools)
-        except PolicyError as error:
-            raise PolicyError(f"oracle.function: {error}") from error
         self._is_asked = self._is_asked and bool(actions)
         return actions
 

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from rlenv._base.bounded import size
 from rlenv.concurrency.lanes import Kept
-from rlenv.errors import EpisodeError, RewardError, UsageError
+from rlenv.errors import EpisodeError, RewardError, UsageError, told_as
 from rlenv.language.spec import Float, Spec, Text
 from rlenv.rewards.base import Measured, RewardContext, TermCompileContext
 from rlenv.rewards.normalise import MAX_JSON, NORMALISERS, Normalisation, holds, loads, numbers, same_json
@@ -235,10 +235,8 @@ def _json(spec: JsonSpec) -> Comparator:
         return side.value if side.value is not None else loads(side.text)
 
     def measure(mine: Side, gold: Side) -> float | Measured:
-        try:
+        with told_as(UnfitGold, "the gold result is not JSON:", ValueError):
             target = read(gold)
-        except ValueError as error:
-            raise UnfitGold(f"the gold result is not JSON: {error}") from error
         if mine.value is None and len(mine.text) > MAX_JSON:
             return Measured(0.0, f"longer than the {MAX_JSON} characters that are read as JSON")
         try:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from rlenv._base.bounded import encodable
-from rlenv.errors import UsageError
+from rlenv.errors import UsageError, told_as
 from rlenv.runs import columns as cols
 from rlenv.runs.journal import KINDS, entries_of, loads, path_of, put_back, read_body
 from rlenv.runs.schema import NEVER_NULL, Tokens
@@ -97,11 +97,10 @@ def _bodies_table(run: Path, file: int, rows: Sequence[Mapping[str, Any]]) -> pa
     for row in rows:
         record, held, asked = read_body(file, row)
         records.append(bytes(record))  # pyarrow 26 never lets go of a view that it makes a value of, nor of its memory
-        try:
+        caught = (ValueError, TypeError, KeyError, RecursionError)
+        with told_as(UsageError, f"the body of '{row['id']}' is no record:", *caught):
             told = put_back(run, bytes(record), row["blobs"], texts_only=True) if row.get("blobs") else record
             messages.append([_message_columns(message) for message in loads(told)["messages"]])
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise UsageError(f"the body of '{row['id']}' is no record: {type(error).__name__}") from error
         tokens.append(held)
         events.append(asked)
     pa, schema = cols.arrow(), cols.body_schema()

@@ -18,7 +18,7 @@ from rlenv.concurrency.threads import ThreadPool
 from rlenv.dialects.built_in import broken
 from rlenv.endpoints import Endpoint
 from rlenv.endpoints.account import Completion, asks
-from rlenv.errors import EndpointError, EpisodeError, RewardError, UnknownEntry, UsageError, under
+from rlenv.errors import EndpointError, EpisodeError, RewardError, UnknownEntry, UsageError, told_as, under
 from rlenv.language.functions import FailureLog, failure, import_function, named_parameters
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Prose, SamplingSpec, Spec, Text, UserSpec
@@ -89,10 +89,8 @@ class _ModelSession:
         user, context = self._user, self._context
         self._spoken = sum(message.role == "user" for message in dialogue)
         self._made.pop(self._spoken, None)
-        try:
+        with told_as(EpisodeError, "the user's prompt cannot be written:", TemplateError, reason="task"):
             system = broken(*user.prompt.written(task=context.task, vars=context.vars))
-        except TemplateError as error:
-            raise EpisodeError(f"the user's prompt cannot be written: {error}", reason="task") from error
         opening = [Message("system", system), Message("user", "(The conversation begins.)")]
         if dialogue and dialogue[0].role == "assistant":
             del opening[1]  # the policy has begun it

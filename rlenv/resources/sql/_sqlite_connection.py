@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final
 
 from rlenv._base.bounded import cut_end
-from rlenv.errors import ResourceError, ToolFailed
+from rlenv.errors import ResourceError, ToolFailed, told_as
 from rlenv.resources.sql import MAX_SIZE, MAX_SQL, Rows, cell_size, columns_of, columns_size
 
 _READS: Final = frozenset((sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE))
@@ -158,11 +158,9 @@ class SqliteConnection:
         Raises:
             ResourceError: the database is at fault.
         """
-        try:
+        with told_as(ResourceError, "the database cannot be written:", sqlite3.Error):
             self._own("SAVEPOINT episode")
             self.prime(0, 0)
-        except sqlite3.Error as error:
-            raise ResourceError(f"the database cannot be written: {error}") from error
 
     def prime(self, rowid: int, changes: int) -> None:
         """Makes `last_insert_rowid()` and `changes()` give these from now on (of changes no more than can be told)."""

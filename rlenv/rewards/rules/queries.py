@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlenv.errors import MissingExtra, UsageError
+from rlenv.errors import MissingExtra, UsageError, told_as
 from rlenv.language.kinds import Kind
 from rlenv.language.spec import Bool, Text
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
@@ -273,10 +273,8 @@ def _sql_match(name: str, spec: SqlMatchSpec, context: TermCompileContext) -> Te
     def measure(context: RewardContext) -> Measured:
         golds = []
         for value in accepted(context):
-            try:
+            with told_as(UnfitGold, "expect: the gold query cannot be read:", UnreadableQuery):
                 golds.append(_gold(gold_text(value), spec.dialect))
-            except UnreadableQuery as error:
-                raise UnfitGold(f"expect: the gold query cannot be read: {error}") from error
         if context.answer is None:
             return Measured(0.0, "no answer")
         try:
