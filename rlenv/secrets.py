@@ -43,19 +43,20 @@ class _Secret:
     """One value that was given out: how it is shown, a pattern for all its spellings, and what tells at once that
     none of them is in a text."""
 
-    __slots__ = ("_is_sought", "_probes", "pattern", "shown", "value")
+    __slots__ = ("_least", "_probes", "pattern", "shown", "value")
 
     def __init__(self, name: str, value: str, spellings: Mapping[str, tuple[str, ...]]) -> None:
         self.value = value
         self.shown = f"${{env:{name}}}"
         self.pattern = re.compile("|".join(spellings))
-        probes = [probe for found in spellings.values() for probe in found]
-        self._is_sought = not all(spellings.values())
-        self._probes = tuple(dict.fromkeys(probes))
+        self._probes = tuple({probe: None for found in spellings.values() for probe in found or ("",)})
+        self._least = len(_BREAKS.sub("\n", value.strip()))  # no spelling of a character is shorter than it
 
     def taken_from(self, text: str, *, is_escaped: bool) -> str:
+        if len(text) < self._least:
+            return text
         # A pattern takes a hundred times as long as a look for the texts without which it cannot match.
-        if is_escaped or self._is_sought or any(probe in text for probe in self._probes):
+        if is_escaped or any(map(text.__contains__, self._probes)):
             return self.pattern.sub(lambda _: self.shown, text)
         return text
 
@@ -339,9 +340,7 @@ def redact_within(text: str, limit: int, *, tail: bool = False) -> str:
 
 def redact_ends(text: str, limit: int) -> str:
     """`redact(text)` within `limit` characters: its head and its tail, in time that grows with `limit` only."""
-    if not _known.secrets:
-        return text if len(text) <= limit else cut_middle(text, limit)
-    if len(text) <= limit:
+    if not _known.secrets or len(text) <= limit:
         return cut_middle(redact(text), limit)
     gap = f"\n… ({len(text) - limit} characters left out) …\n"
     keep = max(limit - len(gap), 0)

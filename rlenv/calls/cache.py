@@ -92,6 +92,8 @@ def pack(output: ToolOutput, heard: Sequence[Any] = ()) -> bytes | None:
 
     Secrets are taken out first, since a store may outlive the process.
     """
+    if len(output.text) > MAX_ENTRY_BYTES:
+        return None
     value = redact_value(output.value)
     images = [[image.mime, image.base64] for image in output.images]
     try:

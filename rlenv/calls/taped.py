@@ -18,14 +18,14 @@ from functools import cache, partial
 from hashlib import blake2b
 from typing import Any, Final, Literal
 
-from rlenv._base.bounded import adapter_of, bounded, cut_middle, encodable, plain, quick, size
+from rlenv._base.bounded import adapter_of, bounded, encodable, plain, quick, size
 from rlenv.concurrency.deadline import Expired
 from rlenv.concurrency.lanes import Event, Lane, said_again, through
 from rlenv.errors import CassetteError, EpisodeError, ToolFailed, whose_failure
 from rlenv.images import within_limits
 from rlenv.language.functions import FailureLog
 from rlenv.messages import Image, MalformedCall, ToolCall, ToolResult
-from rlenv.secrets import redact, redact_ends, redact_value
+from rlenv.secrets import redact_ends, redact_value
 from rlenv.tools.base import Tool, ToolContext, ToolOutput
 
 _RUN_AGAIN: Final = frozenset({"model", "agent"})
@@ -264,7 +264,7 @@ def ended(call: ToolCall, output: Any, started: float, context: ToolContext, *, 
 def failed(call: ToolCall, failure: ToolFailed, started: float, context: ToolContext) -> ToolResult:
     """A call whose tool said that it failed, in words for the model."""
     outcome = _OUTCOME_OF_REASON.get(failure.reason, "failed")
-    text = cut_middle(encodable(redact(str(failure.text))), _MAX_ERROR_CHARS)
+    text = encodable(redact_ends(str(failure.text), _MAX_ERROR_CHARS))
     details = _bounded_details(failure.details) if failure.details is not None else None
     took = time.monotonic() - started
     at = started - context.begun
