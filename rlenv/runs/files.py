@@ -16,7 +16,7 @@ from typing import IO, Any, Final
 import orjson
 
 from rlenv._base.bounded import adapter_of, cut_end, fields_of, plain
-from rlenv.errors import UsageError
+from rlenv.errors import UsageError, told_as
 from rlenv.messages import Message, Observation, ToolResult
 from rlenv.runs.journal import loads
 from rlenv.runs.schema import Tokens
@@ -234,18 +234,22 @@ class Body:
     events: bytes | None = None
     ending: str = ""
 
-    def as_json(self) -> Any:
-        """The record as JSON has it, with what it has ended as.
+    def trajectory(self) -> Trajectory:
+        """The record read, with what it has ended as.
 
         Raises:
-            UsageError: it is none.
+            UsageError: it is no trajectory.
         """
-        try:
-            held = loads(self.record)
-            return {**held, **loads(self.ending.encode())} if self.ending else held
-        except (ValueError, TypeError, RecursionError) as error:
-            raise UsageError(f"the record of '{self.id}' cannot be read: {type(error).__name__}") from error
+        caught = (UsageError, ValueError, TypeError, RecursionError)
+        with told_as(UsageError, f"the record of '{self.id}' cannot be read:", *caught):
+            if not self.ending:
+                return parse(self.record)
+            return parse(json.dumps({**loads(self.record), **loads(self.ending.encode())}))
 
-    def trajectory(self) -> Trajectory:
-        """The record read."""
-        return parse(json.dumps(self.as_json())) if self.ending else parse(self.record)
+    def as_json(self) -> Any:
+        """The record as JSON, as `dump` writes what was read: each field is there, and of its type.
+
+        Raises:
+            UsageError: it is no trajectory.
+        """
+        return loads(dump(self.trajectory()))

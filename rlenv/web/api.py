@@ -5,6 +5,7 @@ The routes of figures over several runs, and of a run's own files.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,7 +24,7 @@ from rlenv.runs.figures.rewards import scatter
 from rlenv.runs.figures.snapshot import Snapshot, facets
 from rlenv.runs.figures.steps import count_words, main_mode, recent_rows, series
 from rlenv.runs.figures.tools import asked, cut_turns, members, outcomes, over_steps, shown_of, spread, tool_figures
-from rlenv.runs.journal import loads, object_at
+from rlenv.runs.journal import object_at
 from rlenv.runs.usage import spending_of_usage, spending_page
 from rlenv.web.episode import episode_page, text_at, token_rows
 from rlenv.web.guard import BLOBS, READ_ONLY, SHELF, VERSION, Unconfirmed, encode_json, query_number, respond, with_run
@@ -234,7 +235,8 @@ def _judged_records(run: OpenRun, places: Any) -> list[tuple[str, Mapping[str, A
     found: list[tuple[str, Mapping[str, Any]]] = []
     for count, place in enumerate(chosen.tolist()):
         id, title = (rows.table[name][place].as_py() for name in ("id", "title"))
-        found.append((id, {**run.episodes.body(id).as_json(), "title": title}))
+        with contextlib.suppress(UsageError):  # its own page says what is wrong with it
+            found.append((id, {**run.episodes.body(id).as_json(), "title": title}))
         if count == 7 and not reward_figures.judge_agreement(found):
             return []
     return found
@@ -251,10 +253,7 @@ async def _get_group(request: web.Request) -> web.Response:
         places = members(rows, int(step), group)
         if not len(places):
             raise UsageError(f"no episode of step {step} is of the group '{group[:100]}'")
-        episodes = [
-            {"row": row, "turns": cut_turns(loads(run.episodes.body(row["id"]).record)) if row["has_body"] else []}
-            for row in rows.rows(shown_of(places))
-        ]
+        episodes = [{"row": row, "turns": _turns_of(run, row)} for row in rows.rows(shown_of(places))]
         mean, deviation = spread(rows.numbers("reward")[places])
         return {
             "episodes": episodes,
@@ -265,6 +264,14 @@ async def _get_group(request: web.Request) -> web.Response:
         }
 
     return await with_run(request, shown)
+
+
+def _turns_of(run: OpenRun, row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The turns of an episode of a group; none where its record cannot be read, which its own page says."""
+    try:
+        return cut_turns(run.episodes.body(row["id"]).as_json())
+    except UsageError:
+        return []
 
 
 async def _get_comparison(request: web.Request) -> web.Response:
@@ -359,11 +366,9 @@ def _read_locks(run: OpenRun) -> dict[str, Any]:
     folder = run.folder / "locks"
     if folder.is_dir() and not folder.is_symlink():
         for path in sorted(folder.glob("*.json")):
-            if path.is_file() and not path.is_symlink() and path.stat().st_size <= _LOCK_BYTES:
-                try:
-                    found[path.stem] = loads(path.read_bytes())
-                except (ValueError, RecursionError) as error:
-                    found[path.stem] = {"error": f"{path.name} is not JSON: {error}"}
+            if not path.is_symlink():
+                held = object_at(path, most=_LOCK_BYTES)
+                found[path.stem] = {"error": f"{path.name} is no JSON object"} if held is None else held
     return found
 
 

@@ -7,6 +7,7 @@ import binascii
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -178,23 +179,15 @@ def nested_episodes(trajectory: Trajectory, at: str = "") -> dict[str, Trajector
     for turn, calls in enumerate(trajectory.turns):
         for index, result in enumerate(calls.results):
             path = f"{at}turns.{turn}.results.{index}"
-            try:
-                inside = nested(result)
-            except UsageError:
-                continue
-            if inside is not None:
-                found |= {path: inside, **nested_episodes(inside, f"{path}.details.trajectory.")}
+            with suppress(UsageError):
+                if (inside := nested(result)) is not None:
+                    found |= {path: inside, **nested_episodes(inside, f"{path}.details.trajectory.")}
     return found
 
 
 def _open_nested(body: Body, whole: Any) -> list[str]:
     """The paths of the nested episodes of a record, in which they are written out: a page then reads every field."""
-    if b'"trajectory"' not in body.record:
-        return []
-    try:
-        found = nested_episodes(body.trajectory())
-    except UsageError:
-        return []
+    found = nested_episodes(body.trajectory()) if b'"trajectory"' in body.record else {}
     for path, inside in found.items():
         _value_at(whole, path)["details"]["trajectory"] = plain(inside)
     return list(found)

@@ -30,7 +30,7 @@ from rlenv.messages import Image
 from rlenv.runs.events import Reel, dump_events, parse_events
 from rlenv.runs.figures.query import parse
 from rlenv.runs.figures.snapshot import Snapshot
-from rlenv.runs.files import Body
+from rlenv.runs.files import Body, dump
 from rlenv.runs.folder import KeptRun, RunInfo, clear_run, open_run, read_info
 from rlenv.runs.journal import (
     LONG_BYTES,
@@ -620,9 +620,9 @@ def test_a_body_is_read_where_its_journal_holds_all_of_it(tmp_path: Path, cut: i
 
 @pytest.mark.parametrize("number", [2**63, 2**64, -(10**30), [25 * 10**18 + 1], {"wei": 10**400}])
 def test_what_is_kept_is_read_to_the_digit_with_or_without_what_became_known_later(number: Any) -> None:
-    record = json.dumps({"number": number}).encode()
+    record = dump(replace(episode(0), task={"number": number}))
     for ending in ("", '{"reason": "answer"}'):
-        assert Body("id", record, (), ending=ending).as_json()["number"] == number
+        assert Body("id", record, (), ending=ending).as_json()["task"]["number"] == number
     response = {"number": number}
     (event,) = parse_events(dump_events([Event(place="turn 0", kind="http", outcome="ok", response=response)]), "here")
     assert event.response == response

@@ -415,13 +415,13 @@ def test_locks_are_given_by_their_hashes(figures_run: Path) -> None:
     found = asked("/api/runs/run/lock", figures_run)
     assert found["current"] == "abc"
     assert found["locks"]["abc"] == {"spec": {"digest": "1"}}
-    assert "is not JSON" in found["locks"]["torn"]["error"]
+    assert "is no JSON" in found["locks"]["torn"]["error"]
     assert "link" not in found["locks"]
 
 
 def test_a_lock_that_is_nested_too_deeply_is_told(figures_run: Path) -> None:
     (figures_run / "locks" / "deep.json").write_text("[" * 100_000)
-    assert "is not JSON" in asked("/api/runs/run/lock", figures_run)["locks"]["deep"]["error"]
+    assert "is no JSON" in asked("/api/runs/run/lock", figures_run)["locks"]["deep"]["error"]
 
 
 def with_lock(figures_run: Path, lock: Lock) -> None:

@@ -22,6 +22,7 @@ Fields are the columns of `rlenv.runs.schema.ROW`, what came later (`fate`, `adv
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections import ChainMap
@@ -389,7 +390,10 @@ def search_records(records: Iterable[tuple[str, bytes]], text: str) -> Iterator[
         if is_told and not any(needle in lowered for needle in needles):
             yield []
             continue
-        yield hits_in(id, loads(record), text)
+        hits: list[Hit] = []
+        with contextlib.suppress(ValueError, TypeError, AttributeError, RecursionError):  # it is no record
+            hits = hits_in(id, loads(record), text)
+        yield hits
 
 
 def hits_in(id: str, record: Mapping[str, Any], text: str) -> list[Hit]:

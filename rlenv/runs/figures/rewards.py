@@ -147,8 +147,7 @@ def judge_agreement(records: Iterable[tuple[str, Mapping[str, Any]]]) -> list[di
             for against, found in _judge_verdicts(term, success):
                 pairs.setdefault((name, against), []).extend(found)
                 if any(one != other for one, other in found):
-                    scores = [judge.get("score") for judge in term["details"]["judges"]]
-                    told = {"id": id, "title": record.get("title", ""), "scores": scores, "success": success}
+                    told = {"id": id, "title": record.get("title", ""), "scores": _scores(term), "success": success}
                     disagree.setdefault((name, against), []).append(told)
     return [
         {
@@ -163,19 +162,30 @@ def judge_agreement(records: Iterable[tuple[str, Mapping[str, Any]]]) -> list[di
     ]
 
 
+def _scores(term: Mapping[str, Any]) -> list[Any]:
+    """What each judge of a term gave; a term that was no judge's may hold anything in their place."""
+    judges = (term.get("details") or {}).get("judges")
+    return [one.get("score") for one in judges if isinstance(one, Mapping)] if isinstance(judges, list) else []
+
+
+def _numbers(values: Any) -> list[float]:
+    held = values if isinstance(values, list) else ()
+    return [one for one in held if isinstance(one, (int, float)) and abs(one) < _MOST_SCORE]
+
+
 def _judge_verdicts(term: Mapping[str, Any], success: bool | None) -> Iterator[tuple[str, list[tuple[bool, bool]]]]:
-    details = term.get("details") or {}
-    judges, scale = details.get("judges"), details.get("scale")
-    if term.get("status") != "valid" or not isinstance(judges, list) or not isinstance(scale, list) or len(scale) != 2:
+    scale = _numbers((term.get("details") or {}).get("scale"))
+    if term.get("status") != "valid" or len(scale) != 2:
         return
     middle = (scale[0] + scale[1]) / 2
-    scores = [judge["score"] for judge in judges if isinstance(judge.get("score"), (int, float))]
+    scores = _numbers(_scores(term))
     if len(scores) > 1:
         yield "judges", list(combinations([score >= middle for score in scores], 2))
     if scores and success is not None:
         yield "success", [(sum(scores) / len(scores) >= middle, success)]
 
 
+_MOST_SCORE: Final = 1e300
 _DRAWS: Final = 1_000
 _SEED: Final = 7
 _CELLS: Final = 40_000

@@ -97,7 +97,14 @@ def test_judges_are_compared_with_each_other_and_with_success() -> None:
     assert [d["id"] for d in mean["disagree"]] == ["c"]
     (one,) = judge_agreement([("a", record([5], True)), ("b", record([5], False)), ("c", record([1], False))])
     assert (one["against"], [d["id"] for d in one["disagree"]]) == ("success", ["b"])
-    assert judge_agreement([("a", {"reward": {"terms": {"x": {"status": "valid", "details": {}}}}})]) == []
+    for details in (
+        {},
+        {"judges": 1},
+        {"judges": [1], "scale": ["a", 5]},
+        {"judges": [{"score": 10**400}], "scale": [1, 5]},
+    ):
+        term = {"status": "valid", "details": details}
+        assert judge_agreement([("a", {"success": True, "reward": {"terms": {"x": term}}})]) == []
 
 
 DATA = json.loads(Path(__file__).with_name("data").joinpath("agreement.json").read_text(encoding="utf-8"))
