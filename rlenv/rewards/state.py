@@ -22,7 +22,7 @@ from typing import Any, Final, Literal
 import orjson
 
 from rlenv._base.bounded import cut_end
-from rlenv._base.paths import walked
+from rlenv._base.paths import read_file, walked
 from rlenv.concurrency.deadline import left_s
 from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import RewardError, ToolFailed, UnknownEntry, UsageError, told_as, under
@@ -138,16 +138,16 @@ def _files(folder: Path, part: str) -> dict[str, Any]:
                 raise RewardError(f"more than {_MOST_ROWS:,} files or {_MOST_BYTES:,} bytes; name a part under 'of'")
             if not stat.S_ISDIR(told.st_mode):
                 found[path[1:] or "."] = _content(Path(f"{top}{path}"), told.st_mode)
-        except OSError as error:
-            if error.errno in _OF_THE_MACHINE:
+        except (OSError, ValueError) as error:  # also of what has become a pipe just now
+            if getattr(error, "errno", 0) in _OF_THE_MACHINE:
                 raise
-            found[path[1:] or "."] = {"cannot be read": error.strerror}
+            found[path[1:] or "."] = {"cannot be read": getattr(error, "strerror", str(error))}
     return found
 
 
 def _content(path: Path, mode: int) -> Any:
     if stat.S_ISREG(mode):
-        return path.read_bytes().hex()
+        return read_file(path, most=_MOST_BYTES).hex()
     # A pipe would be waited for without an end.
     return {"link": os.readlink(path)} if stat.S_ISLNK(mode) else {"special": stat.filemode(mode)[0]}
 
