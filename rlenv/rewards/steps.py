@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import shlex
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Final, Literal, NoReturn
@@ -25,6 +26,7 @@ from rlenv.tools.workspace.resource import RESULTS, Workspace, WorkspaceResource
 from rlenv.tools.workspace.starters import ROOT
 
 _MOST_S: Final = 600.0
+_MOST_NAMED, _MOST_JSON = 5, 16_000_000  # tests that did not pass, in a message; bytes
 _NAMES: Final = ("task", "vars")
 NOT_RUN: Final = (126, 127, 137)  # statuses of a command that is not there, cannot be run, or was killed
 Measure = Callable[[RewardContext], Awaitable[Measured]]
@@ -92,6 +94,48 @@ def value_of(
         return None, {}
     value = sum(weight * numbers[key] for key, weight in wanted.items())
     return float(value), {key: float(one) for key, one in numbers.items() if key != "reward"}
+
+
+def value_by_name(
+    found: Mapping[str, bool], credit: str, names: Sequence[Sequence[str]]
+) -> tuple[float, Mapping[str, float], str]:
+    """The number of tests to pass, in two lists; the shares that passed; and which did not."""
+    failed = [[one for one in wanted if not is_passed(one, found)] for wanted in names]
+    shares = [1.0 - len(some) / len(wanted) if wanted else 1.0 for some, wanted in zip(failed, names, strict=True)]
+    value = float(not any(failed)) if credit == "all" else shares[0] * (not failed[1])
+    short = [one for some in failed for one in some]
+    more = f" and {len(short) - _MOST_NAMED} more" if len(short) > _MOST_NAMED else ""
+    said = f"not passed: {', '.join(short[:_MOST_NAMED])}{more}" if short else "all passed"
+    return value, {"fail_to_pass": shares[0], "pass_to_pass": shares[1]}, said
+
+
+def is_passed(name: str, found: Mapping[str, bool]) -> bool:
+    """True if a test passed by what a log names, by its name or by another spelling of it."""
+    ways = {name, (other := dotted(name)), f"{other}.{other}"} & found.keys()  # of ctest the name is the class too
+    return bool(ways) and all(found[one] for one in ways)
+
+
+def dotted(name: str) -> str:
+    """`test_a (test_x.TestA)`, with the test's name behind it or not, and `tests/test_x.py::TestA::test_a[1]` alike."""
+    test, is_placed, place = name.partition(" (")
+    if is_placed and place.endswith(")") and " " not in place:
+        return f"{place[:-1].removesuffix(f'.{test}')}.{test}"
+    plain, bracket, rest = name.partition("[")
+    return plain.replace(".py::", "::").replace("/", ".").replace("::", ".") + bracket + rest
+
+
+def read_names(key: str, value: Any) -> tuple[str, ...]:
+    """Names of tests: a list, or JSON text of one, as published rows have it."""
+    found = read_value(value) if isinstance(value, str) else value
+    if not isinstance(found, (list, tuple)) or not all(isinstance(one, str) for one in found):
+        raise RewardError(f"{key}: found {value!r:.80}; expected a list of names, or JSON text of one")
+    return tuple(found)
+
+
+def read_value(text: str) -> Any:
+    """The JSON value in a text; None where there is none."""
+    with contextlib.suppress(ValueError):
+        return read_json(text.encode(errors="replace"), max_bytes=_MOST_JSON)
 
 
 def stepped(first: Term, by: By, spec: SteppedSpec, context: TermCompileContext) -> Term:

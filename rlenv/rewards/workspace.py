@@ -14,12 +14,12 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal
 from xml.parsers import expat
 
 from rlenv._base.bounded import drop_oldest
-from rlenv._base.strict_json import read_json
 from rlenv.concurrency.deadline import bounded_by_itself
 from rlenv.errors import RewardError, UsageError, told_as
 from rlenv.language.expressions import expected_of
@@ -27,23 +27,24 @@ from rlenv.language.kinds import Kind
 from rlenv.language.spec import Float, Text
 from rlenv.language.templates import TemplateError, template_of
 from rlenv.language.type_faults import describe
+from rlenv.rewards import steps
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.rule import compile_for_context
-from rlenv.rewards.steps import NOT_RUN, SteppedSpec, TestLogSpec, ran_in_shell, stepped, value_of
 from rlenv.tools.workspace.images import digest_of
 from rlenv.tools.workspace.machine import MachineFailed, Names, RowTests, Verified
 from rlenv.tools.workspace.resource import RESULTS, Workspace
 
-_MOST_LOST, _MOST_NAMED, _MOST_REPORTS, _KEPT_CHARS, _LONGEST_NAME, _DEEPEST = 4, 5, 10, 500, 4_096, 100
+_MOST_LOST, _MOST_REPORTS, _KEPT_CHARS, _LONGEST_NAME, _DEEPEST = 4, 10, 500, 4_096, 100
 _MOST_FOUND: Final = 300_000  # names of tests: beyond, a table of them is moved in one go, for which all threads wait
 _MOST_VALUES: Final = 500_000
 _LONGEST_TAG: Final = 262_144  # bytes: its attributes are read in one go, too
 _MOST_AT_FIRST: Final = 4_096  # rows whose number over an untouched machine is kept
 _MOST_LOG, _KEPT_BYTES, _MOST_AT_ONCE = 16_000_000, 65_536, 65_536  # bytes of a log, and of what is read of it at once
 _BY_ROW: Final = ("command", "collect", "patch", "last", "tests", "keep", "exclude", "time_s")
+_LISTS: Final = ("log.fail_to_pass", "log.pass_to_pass")
 
 
-class WorkspaceTestsSpec(SteppedSpec):
+class WorkspaceTestsSpec(steps.SteppedSpec):
     """The number that tests give in a machine of their own, over what the episode left in its machine.
 
     They write it to `/logs/verifier/reward.json` (a number, or an object whose `reward` it is and whose other numbers
@@ -64,39 +65,44 @@ class WorkspaceTestsSpec(SteppedSpec):
     """`status`: the command's exit status is the number: 1.0 for 0, else 0.0; 126 and 127 say that it was not run."""
     weights: Mapping[str, Float] | None = None
     """The number is the sum of these keys of `reward.json`, each times its weight; all of them have to be there."""
-    log: TestLogSpec | None = None
+    log: steps.TestLogSpec | None = None
     """The number is read from what the tests say of each test by name, in the place of `by`."""
 
 
-def passed_in(text: str, format: str) -> dict[str, bool]:
-    """The tests that a log names, each with whether it passed wherever it is named.
+def passed_in(text: str, format: str) -> tuple[dict[str, bool], float]:
+    """The tests that a log names, each with whether it passed wherever it is named, and how many its summaries count.
 
     So no printed line makes a test pass of which its framework says else, nor one of a file or class that it says is
-    broken, nor any where it says this of the run, nor before a report ("" and None). Time is linear in the length.
+    broken, nor any where it says this of the run, nor one behind which no summary stands. Where there is none at all,
+    no test is named. Time is linear in the length.
 
     Raises:
         ValueError: a report is none of its format, or names too many.
     """
-    passing, failing, broken, lost = (set[str]() for _ in range(4))
+    told, passing, failing, broken = (set[str]() for _ in range(4))
+    counts = list[float]()
     for name, passed in _READERS[format](text):
-        {True: passing, False: failing, None: broken}[passed].add(name)
-        if "" in broken:
-            lost |= passing
-            passing.clear()
-            broken.remove("")
-        if max(map(len, (passing, failing, broken, lost))) > _MOST_FOUND:
+        if isinstance(name, str):
+            {True: told, False: failing, None: broken}[passed].add(name)
+        else:
+            counts = [sum(counts, name)]
+            passing |= told if passed else set()
+            told = told if passed is False else set()
+        if max(map(len, (told, passing, failing, broken))) > _MOST_FOUND:
             raise ValueError(f"a log names at most {_MOST_FOUND:,} tests")
     held = {one for one in passing - failing if broken.isdisjoint(_parts_of(one))}
-    return {one: one in held for one in passing | failing | lost}
+    return {one: one in held for one in passing | failing if counts}, sum(counts)
 
 
 def _parts_of(name: str) -> tuple[str, ...]:
     told = "" if _HEAD.fullmatch(name) or " " not in name else "_FailedTest"
-    return "\n", told, name.partition("::")[0], *name.split(".")
+    files = name.partition("::")[0], name.partition("[")[0].rpartition("::")[0]
+    return "\n", told, *files, (place := name.rpartition(".")[0]), place.rpartition(".")[0], *name.split(".")
 
 
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
-_Named = Iterator[tuple[str, bool | None]]  # of a test; None: a file or class, "\n" (the run) or ""
+_Named = Iterator[tuple[str | float, bool | None]]
+"""Of a test; None: a file or class, or "\n" (the run). Or so many, of a summary: what was told holds; None: nothing."""
 
 
 def _pieces(text: str, end: str) -> Iterator[str]:
@@ -115,15 +121,27 @@ def _lines(text: str) -> Iterator[str]:
         yield from filter(None, (*lines, last))
 
 
-def _broken(line: str, format: str) -> _Named:
+def _of_run(line: str, format: str) -> _Named:
     if said := re.match(_BROKEN[format], line):
         yield from ((one, None) for one in list(filter(None, said.groups())) or ["\n"])
+    if said := re.match(_SUMS[format], line):
+        count = inf if format in ("go", "jest") else sum(map(float, re.findall(_COUNTED, line)))
+        yield count, None if said.lastindex else not line.startswith("Ran ")
 
 
+_SUMS: Final = {
+    "pytest": r"(?:=+ )?(?:\d+ [a-z-]+(?: [a-z]+)?,? )+in [\d.]+ ?s| +\d+ (?:passed|xfailed)\s*$",  # of pytest-sugar
+    "unittest": r"Ran \d+ tests? in |(?:OK|FAILED)(?: \(|\s*$)",
+    "jest": r"Tests:? +\d|\d+ passing\b|[ℹ#] pass \d|Executed \d+ of ",  # of vitest, mocha, node and karma, too
+    "cargo": r"test result: |(Running .*/deps/|Doc-tests )",  # what runs the tests' programs says it also where
+    "go": r"(?:PASS|FAIL)$|((?:ok  |FAIL)\t)",  # one just ended
+}
+_COUNTED: Final = r"\b(\d{1,9}) (?:passed|xfailed|tests? in)\b"
 _BROKEN: Final = {
-    "pytest": r"ERROR ((?:(?!::| - ).)+)(?: - |$)|_+ ERROR collecting (.+?) _+$|!+ (?:Keyboard|_pytest\.outcomes\.Exit"
+    "pytest": r"ERROR ((?:(?! - ).)+)(?: - |$)|_+ ERROR collecting (.+?) _+$|!+ (?:Keyboard|_pytest\.outcomes\.Exit"
     r"|Interrupted: (?!stop))|INTERNALERROR>|mainloop caused unexpected SystemExit|ImportError while loading conftest",
-    "unittest": r"ERROR: (?:(?:\w+\.)*(\w+) \(unittest\.loader\.(_Fail\w+)|setUp\w+ \((?:[\w<>]+\.)*(\w+)\))",
+    "unittest": r"ERROR: (?:(?:\w+\.)*(\w+) \(unittest\.loader\.(_Fail\w+)|setUp\w+ \((?:[\w<>]+\.)*(\w+)\))"
+    r"|([\w.]+) \(unittest\.loader\.Mod|setUp\w+ \(([\w.<>]+)\) \.\.\. skip",
     "jest": "● Test suite failed to run",
     "cargo": r"error: (?:could not compile|failed to run custom build)|.*\(signal: \d+, SIG",
     "go": r"exit status (?!1$)\d+$|signal: ",  # 1: a test failed; what is recovered shows a trace of a goroutine, too
@@ -132,9 +150,10 @@ _BROKEN: Final = {
 
 def _pytest(text: str) -> _Named:
     for line in _lines(text):
-        yield from _broken(line, "pytest")
+        yield from _of_run(line, "pytest")
         for found in list(_OF_PYTEST.finditer(line))[:2]:  # one may stand in the test's parameters
             before, passed = line[: found.start()], found[1] in ("PASSED", "XFAIL")
+            passed = passed and not ("::" in before and _ENDS_OTHERWISE.search(line, found.end()))
             behind = line[line.rfind(" ", found.end(), line.find("::", found.end())) + 1 :].rstrip()
             for name in (before, "" if before and passed else behind):
                 if "::" in name:  # a reason may follow it; published lists name what has spaces by its first word
@@ -143,37 +162,35 @@ def _pytest(text: str) -> _Named:
 
 # "PASSED a.py::b", "a.py::b PASSED [ 50%]", "[gw0] [ 50%] PASSED a.py::b", "SUBFAILED(i=1) a.py::b", which may pass.
 _OF_PYTEST: Final = re.compile(r"(?:^(?:\[gw\d+\] \[ *\d+%\] )?| )(PASSED|XFAIL|XPASS|(?:SUB)?(?:FAIL|ERROR|SKIP))")
+_ENDS_OTHERWISE: Final = re.compile(r"(?:FAILED|ERROR|SKIPPED|XPASS)(?: *\[ *\d+%\] *$| *$| \()")  # behind prints
 
 
 def _unittest(text: str) -> _Named:
-    name = shown = ""
+    name, shown, place, is_ok = "", "", "", False
     for line in (lines := _lines(text)):
-        yield from _broken(line, "unittest")
-        if found := _HEAD.match(line):  # "test_a (test_x.TestA.test_a) … ok", or "FAIL: test_a (…)" of the summary
-            name, shown = _dotted(found[2]), ""
+        yield from _of_run(line, "unittest")
+        before, is_said, said = line.rpartition(" ... ")
+        # "test_a (test_x.TestA.test_a) … ok", behind what code printed too, or "FAIL: test_a (…)" of the summary.
+        if found := _HEAD.match(line) or _GLUED.search(before[-1_300:]):
+            name, shown, place, is_ok = steps.dotted(found[2]), "", found[2].partition("(")[2][:-1], False
             if found[1]:
                 yield from ((name, False), (next(lines, ""), False))  # its docstring, or dashes
                 name = ""
-        before, is_said, said = line.rpartition(" ... ")
         if is_said and name:
             shown = before  # a test with a docstring is told by it
         status = re.sub("^skipped .*", "skipped", (said if is_said else line).strip())
+        if is_ok and any(f"skipped {mark}" in line and line.endswith(mark) for mark in "'\""):
+            status = "skipped"  # behind what code printed
         if name and status in _OF_UNITTEST:
-            yield from ((one, _OF_UNITTEST[status]) for one in (name, shown))
+            is_ok |= _OF_UNITTEST[status]
+            named = (name, shown, place) if status == "skipped" else (name, shown)  # code prints before a name alone
+            yield from ((one, _OF_UNITTEST[status]) for one in named)
 
 
 _HEAD: Final = re.compile(r"((?:FAIL|ERROR): )?(\w{1,300} \([\w.<>]{1,900}\))")
+_GLUED: Final = re.compile(r"\b()(\w{1,300} \([\w.<>]{1,900}\))$")
 _OF_UNITTEST = dict.fromkeys(("FAIL", "ERROR", "skipped", "unexpected success"), False)
 _OF_UNITTEST |= {"ok": True, "expected failure": True}
-
-
-def _dotted(name: str) -> str:
-    """`test_a (test_x.TestA)`, with the test's name behind it or not, and `tests/test_x.py::TestA::test_a[1]` alike."""
-    test, is_placed, place = name.partition(" (")
-    if is_placed and place.endswith(")") and " " not in place:
-        return f"{place[:-1].removesuffix(f'.{test}')}.{test}"
-    plain, bracket, rest = name.partition("[")
-    return plain.replace(".py::", "::").replace("/", ".").replace("::", ".") + bracket + rest
 
 
 def _by_line(format: str, pattern: str, passing: str, begins: str) -> Callable[[str], _Named]:
@@ -184,7 +201,7 @@ def _by_line(format: str, pattern: str, passing: str, begins: str) -> Callable[[
 
     def named(text: str) -> _Named:
         for line in map(str.strip, _lines(text)):
-            yield from _broken(line, format)
+            yield from _of_run(line, format)
             for at in {0, max(line.rfind(begins), 0)}:
                 found = re.match(pattern, line[at:])
                 if found is not None and not (at and found["status"] in passing.split()):
@@ -194,13 +211,21 @@ def _by_line(format: str, pattern: str, passing: str, begins: str) -> Callable[[
 
 
 def _go(text: str) -> _Named:
+    told, ended = list[tuple[str, str, bool]](), set[str]()
+    for event in (steps.read_value(line) or {} for line in _lines(text) if line.startswith("{")):  # of -json
+        of, test = str(event.get("Package")), event.get("Test")
+        if event.get("Action") in ("pass", "fail", "skip") and test:
+            told.append((of, str(test), event["Action"] == "pass"))
+        elif str(event.get("Output")).endswith(("PASS\n", "FAIL\n")):
+            ended.add(of)
+    for of, test, passed in told:
+        yield from ((name, passed and of in ended) for name in (test, f"{of}.{test}"))
+    yield inf, True
     yield from _by_line("go", r"--- (?P<status>PASS|FAIL|SKIP): (?P<name>\S+) \(", "PASS", "--- ")(text)
-    for event in (_read(line) or {} for line in _lines(text) if line.startswith("{")):  # of -json
-        if event.get("Action") in ("pass", "fail", "skip") and event.get("Test"):
-            yield from ((f"{of}{event['Test']}", event["Action"] == "pass") for of in ("", f"{event.get('Package')}."))
 
 
 def _jest(text: str) -> _Named:
+    named = list[tuple[str | float, bool | None]]()
     is_report, tries = '"numTotalTestSuites":' in text or '"assertionResults":' in text, 0  # of --json
     begin = len(text) - len(text.lstrip())
     begin = begin if text.startswith("{", begin) else _next_report(text, 0)
@@ -210,12 +235,14 @@ def _jest(text: str) -> _Named:
             raise ValueError(f"a log has at most {_MOST_REPORTS} reports, and they {_MOST_VALUES:,} values")
         with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError, AttributeError):
             report, at = json.JSONDecoder().raw_decode(text, begin)
-            yield "", None  # jest's own is the last
+            named = []  # jest's own is the last
             for one in (test for file in report["testResults"] for test in file["assertionResults"]):
-                yield from ((str(one.get(key)), one.get("status") == "passed") for key in ("title", "fullName"))
+                named += [(str(one.get(key)), one.get("status") == "passed") for key in ("title", "fullName")]
         begin = _next_report(text, at)
     if not is_report:
-        yield from _by_line("jest", r"(?P<status>[✓✔√✕✗×○✎]) (?P<name>.*?)(?: \([\d.]+ m?s\))?$", "✓ ✔ √", "✕ ")(text)
+        pattern = r"(?P<status>[✓✔√✕✗×]|○(?: skipped)?|✎(?: todo)?) (?P<name>.*?)(?: \([\d.]+ m?s\))?$"
+        yield from _by_line("jest", pattern, "✓ ✔ √", "✕ ")(text)
+    yield from [*named, (inf, True)] if is_report else ()
 
 
 def _next_report(text: str, at: int) -> int:
@@ -228,12 +255,6 @@ def _next_report(text: str, at: int) -> int:
     return -1
 
 
-def _read(text: str) -> Any:
-    """The JSON value in a text; None where there is none."""
-    with contextlib.suppress(ValueError):
-        return read_json(text.encode(errors="replace"), max_bytes=_MOST_LOG)
-
-
 def _junit(text: str) -> _Named:
     tests: list[tuple[str, bool]] = []
     within: list[str] = []
@@ -244,7 +265,7 @@ def _junit(text: str) -> _Named:
             raise ValueError(f"a report has no {_DEEPEST} elements within each other")
         if tag == "testcase":
             is_run = given.get("status") not in ("notrun", "disabled")  # so GoogleTest and ctest leave one out
-            tests.append((_dotted(f"{given.get('classname')}::{given.get('name')}"), is_run))
+            tests.append((steps.dotted(f"{given.get('classname')}::{given.get('name')}"), is_run))
         elif tests and tag in ("failure", "error", "skipped") and given.get("type") != "pytest.xfail":
             tests[-1] = (tests[-1][0], False)
 
@@ -265,10 +286,15 @@ def _junit(text: str) -> _Named:
                 raise ValueError(f"a tag has at most {_LONGEST_TAG:,} bytes")
         parser.Parse("", True)
     yield from ((one, passed) for name, passed in tests for one in {name, name.partition(" ")[0]})
+    yield inf, True
 
 
 def _cargo(text: str) -> _Named:
-    yield from _by_line("cargo", r"test (?P<name>.*?)(?: - should panic)? \.\.\. (?P<status>.*)", "ok", "test ")(text)
+    reads = _by_line("cargo", r"test (?P<name>.*?)(?: - should panic)? \.\.\. (?P<status>.*)", "ok", "test ")
+    for name, passed in reads(text):
+        yield name, passed
+        if passed and str(name).endswith(".rs"):  # a file that a test compiles, which no summary counts
+            yield 1.0, False
     is_listed = False
     for line in _lines(text):  # at the end of each program
         if line.startswith(("failures:", "successes:", "test result:")):
@@ -280,37 +306,19 @@ def _cargo(text: str) -> _Named:
 _READERS = {"pytest": _pytest, "unittest": _unittest, "go": _go, "jest": _jest, "cargo": _cargo, "junit": _junit}
 
 
-def _listed(key: str, value: Any) -> tuple[str, ...]:
-    """Names of tests: a list, or JSON text of one, as published rows have it."""
-    found = _read(value) if isinstance(value, str) else value
-    if not isinstance(found, (list, tuple)) or not all(isinstance(one, str) for one in found):
-        raise RewardError(f"{key}: found {value!r:.80}; expected a list of names, or JSON text of one")
-    return tuple(found)
-
-
-def _by_name(verified: Verified, log: TestLogSpec, names: Names) -> tuple[float | None, Mapping[str, float], str]:
+def _by_name(verified: Verified, log: steps.TestLogSpec, names: Names) -> tuple[float | None, Mapping[str, float], str]:
     """The number of tests by name, None where the log names none; the shares that passed; and which did not."""
     text = verified.ran.output if log.file is None else verified.files.get(log.file, b"")
     found: dict[str, bool] = {}
     # What was not said may be what failed.
     if verified.ran.why in ("", "out of memory") and not (log.file is None and verified.ran.dropped):
         with contextlib.suppress(ValueError):
-            found = passed_in(text.decode(errors="replace"), log.format)
+            found, counted = passed_in(text.decode(errors="replace"), log.format)
     if not found:
         return None, {}, ""
-    failed = [[one for one in wanted if not is_passed(one, found)] for wanted in names]
-    shares = [1.0 - len(some) / len(wanted) if wanted else 1.0 for some, wanted in zip(failed, names, strict=True)]
-    value = float(not any(failed)) if log.credit == "all" else shares[0] * (not failed[1])
-    short = [one for some in failed for one in some]
-    more = f" and {len(short) - _MOST_NAMED} more" if len(short) > _MOST_NAMED else ""
-    said = f"not passed: {', '.join(short[:_MOST_NAMED])}{more}" if short else "all passed"
-    return value, {"fail_to_pass": shares[0], "pass_to_pass": shares[1]}, said
-
-
-def is_passed(name: str, found: Mapping[str, bool]) -> bool:
-    """True if a test passed by what `passed_in` found, by its name or by another spelling of it."""
-    ways = {name, (dotted := _dotted(name)), f"{dotted}.{dotted}"} & found.keys()  # of ctest the name is the class too
-    return bool(ways) and all(found[one] for one in ways)
+    if (passed := sum(steps.is_passed(one, found) for one in {*names[0], *names[1]})) > counted:
+        return None, {}, f"of the tests to pass the log names {passed} as passed, and its summaries count {counted:g}"
+    return steps.value_by_name(found, log.credit, names)
 
 
 _Number = tuple[float | None, Mapping[str, float], str, str]
@@ -331,7 +339,7 @@ class _Tests:
         tests = self._filled_in(context)
         with bounded_by_itself():  # what it takes is the episode's doing
             if tests.last:
-                await ran_in_shell(workspace, tests.last, tests.time_s)
+                await steps.ran_in_shell(workspace, tests.last, tests.time_s)
             changed = await workspace.list_changes(self.spec.resource)
             if workspace.is_put_back and workspace.copies:
                 raise RewardError("what the episode had left running lived on beside its tests, and was not recorded")
@@ -390,10 +398,10 @@ class _Tests:
                 raise RewardError("a command of the episode was ended from outside or had no room: what it did is lost")
             said = tested.ran.output[-4 * _KEPT_CHARS :].decode(errors="replace").strip()[-_KEPT_CHARS:]
             if log is None:
-                value, beside = value_of(tested, self.spec.by, self.spec.weights)
+                value, beside = steps.value_of(tested, self.spec.by, self.spec.weights)
             else:
                 value, beside, told = await asyncio.to_thread(_by_name, tested, log, tests.names)
-                if value is None and not over_layer and not tested.ran.why and tested.ran.code not in NOT_RUN:
+                if value is None and not over_layer and not tested.ran.why and tested.ran.code not in steps.NOT_RUN:
                     value, beside = 0.0, {"pass_to_pass": 0.0}  # they ended: what they need may be what is missing
                 said = told or said
             if tested.ran.why:
@@ -415,7 +423,7 @@ def _compile(name: str, spec: WorkspaceTestsSpec, context: TermCompileContext) -
     if spec.weights is not None and spec.by != "file":
         raise UsageError("weights are of the keys of reward.json", key="weights", hint="remove by: status")
     held = {key: getattr(spec, key) or "" for key in _BY_ROW}
-    held |= {f"log.{key}": getattr(spec.log, key) for key in ("fail_to_pass", "pass_to_pass") if spec.log}
+    held |= {key: getattr(spec.log, key[4:]) for key in _LISTS if spec.log}
     may = frozenset(("task", "vars"))
     given = {key: compile_for_context(value, where=key, names=may) for key, value in held.items()}
     where = template_of(spec.tests or "", key="tests", names=may)
@@ -424,18 +432,19 @@ def _compile(name: str, spec: WorkspaceTestsSpec, context: TermCompileContext) -
         row = {key: value(one) for key, value in given.items()}
         folder = context.finder("tests", where, vars=one.vars)(str(row["tests"])) if row["tests"] else None
         base = PurePosixPath(one.resources[spec.resource].workdir)
-        kept = tuple(str(base / path) for path in _listed("keep", row["keep"] or ()))
-        mend, stay = (_listed(key, row[key]) if key in row else () for key in ("log.fail_to_pass", "log.pass_to_pass"))
+        kept = tuple(str(base / path) for path in steps.read_names("keep", row["keep"] or ()))
+        mend, stay = (steps.read_names(key, row[key]) if spec.log else () for key in _LISTS)
         if spec.log and not (mend or stay):
             raise RewardError("log: the row names no test")
         rest: dict[str, Any] = {key: str(row[key]) for key in _BY_ROW[:4]}
         if expected := expected_of("time_s", time_s := row["time_s"]):
             raise RewardError(f"time_s: the row gives {describe(time_s)}; expected {expected}")
-        rest |= {"exclude": _listed("exclude", row["exclude"] or ())} | ({"time_s": float(time_s)} if time_s else {})
+        rest |= {"exclude": steps.read_names("exclude", row["exclude"] or ())}
+        rest |= {"time_s": float(time_s)} if time_s else {}
         return RowTests(folder=folder, keep=kept, names=(mend, stay), **rest)
 
     tests = _Tests(spec, tests_of)
-    return stepped(Term(name=name, spec=spec, measure_async=tests.measure), tests.by, spec, context)
+    return steps.stepped(Term(name=name, spec=spec, measure_async=tests.measure), tests.by, spec, context)
 
 
 KIND = Kind(WorkspaceTestsSpec, _compile)

@@ -19,8 +19,8 @@ import pytest
 from rlenv.checks.validate import validate
 from rlenv.episodes.environment import load
 from rlenv.errors import SpecError
-from rlenv.rewards.steps import value_of
-from rlenv.rewards.workspace import is_passed, passed_in
+from rlenv.rewards.steps import is_passed, value_of
+from rlenv.rewards.workspace import passed_in
 from rlenv.tools.workspace.machine import CommandEnd, Verified
 from rlenv.tools.workspace.resource import Workspace
 from tests.support.machines import (  # noqa: F401 - a fixture
@@ -472,6 +472,22 @@ def test_a_status_is_the_number_where_the_command_was_run(code: int | None, valu
     assert value_of(Verified(CommandEnd(code, b""), {"reward.txt": b"0.5"}), "status") == (value, {})
 
 
+SUMMARIES = {
+    "pytest": "==== 1 failed, 2 passed, 3 xfailed, 1 warning in 0.12s ====",
+    "unittest": "Ran 5 tests in 0.001s\n\nFAILED (failures=1)",
+    "jest": "Tests:       1 failed, 5 passed, 6 total",
+    "cargo": "test result: FAILED. 5 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out",
+    "go": "FAIL\nFAIL\texample\t0.007s",
+}
+
+
+def read(text: str, format: str, end: str | None = None) -> dict[str, bool]:
+    """The tests that a log names which ends as its framework ends it."""
+    is_report = format == "junit" or "numT" in text or "numF" in text
+    end = ("" if is_report else f"\n{SUMMARIES[format]}\n") if end is None else end
+    return passed_in(f"{text}{end}", format)[0]
+
+
 LOGS = Path(__file__).parent / "logs"
 TOLD: dict[str, tuple[dict[str, bool], list[str]]] = {
     "pytest": (
@@ -506,7 +522,7 @@ TOLD: dict[str, tuple[dict[str, bool], list[str]]] = {
 
 
 def holds(text: str, format: str, of: str) -> None:
-    found = passed_in(text, format)
+    found = read(text, format)
     told, untold = TOLD[of]
     assert {name: is_passed(name, found) for name in told} == told
     assert not any(is_passed(name, found) for name in untold)
@@ -556,7 +572,7 @@ def test_what_a_framework_prints_here_is_read(tmp_path: Path, name: str) -> None
 def test_a_line_that_begins_many_tests_is_read_once() -> None:
     """By a search from each of its beginnings it takes hours."""
     for format, begins, ends in (("cargo", "test ", "x ... FAILED"), ("go", "--- FAIL: ", "x ("), ("jest", "✕ ", "x")):
-        assert passed_in(f"z{begins * 400_000}{ends}", format)["x"] is False
+        assert read(f"z{begins * 400_000}{ends}", format)["x"] is False
 
 
 @pytest.mark.parametrize(
@@ -614,18 +630,82 @@ def test_a_line_that_begins_many_tests_is_read_once() -> None:
         ("cargo", "test a.py::test_b ... ok\nerror: failed to run custom build command for `a`\n"),
         ("cargo", "test a.py::test_b ... ok\n  process didn't exit successfully: `a` (signal: 6, SIGABRT: x)\n"),
         ("go", "--- PASS: a.py::test_b (0.00s)\npanic: x\n\ngoroutine 1 [running]:\nexit status 2\n"),
+        ("pytest", "a.py::test_b  PASSED PASSED PASSEDFAILED                [ 50%]\n"),
+        ("pytest", "a.py::test_b PASSEDxSKIPPED (a long reason)\n"),
+        ("unittest", "test_b (a) ... ok\nxskipped 'it\\'s late'\n"),
+        ("unittest", "test_b (a) ... ok\nzztest_b (a.test_b) ... skipped 'no'\n"),
+        ("unittest", "test_b (a) ... ok\n- test_b (a) ... skipped 'no'\n"),
+        ("unittest", "test_b (a) ... ok\na (unittest.loader.ModuleSkipped.a) ... skipped 'no'\n"),
+        ("jest", "✓ a.py::test_b\n○ skipped a.py::test_b\n"),
+        ("go", "--- PASS: a.py::test_b (0.00s)\nok  \ta\t0.002s\n"),
+        ("go", '{"Action":"pass","Package":"a","Test":"a.py::test_b"}\n{"Action":"pass","Package":"a"}\n'),
+        ("cargo", "test a.py::test_b ... ok\n     Running tests/u.rs (target/debug/deps/u-4fe54b1058653523)\n"),
         ("junit", '<testcase classname="a" name="test_b"><failure/></testcase>'),
         ("junit", '<testcase classname="a" name="test_b" status="notrun" result="suppressed"/>'),  # of GoogleTest
         ("junit", '<testcase classname="a" name="test_b" status="disabled"/>'),  # of ctest
     ],
 )
 def test_no_text_makes_a_test_pass_that_is_told_otherwise(format: str, text: str) -> None:
-    assert not is_passed("a.py::test_b", passed_in(text, format))
+    assert not is_passed("a.py::test_b", read(text, format))
+
+
+@pytest.mark.parametrize(
+    ("format", "line"),
+    [
+        ("pytest", "PASSED b::b"),
+        ("pytest", "b::b PASSED [100%]"),
+        ("unittest", "b (b) ... ok"),
+        ("go", "--- PASS: b::b (0.00s)"),
+        ("jest", "✓ b::b (1 ms)"),
+        ("cargo", "test b::b ... ok"),
+    ],
+)
+def test_a_test_passes_behind_whose_line_a_summary_of_its_framework_stands(format: str, line: str) -> None:
+    ends = [None, "", f"\n{SUMMARIES[format]}\nafter\n"]
+    assert [is_passed("b::b", read(line, format, end)) for end in ends] == [True, False, True]
+    assert not is_passed("b::b", read(f"{SUMMARIES[format]}\n{line}", format, ""))
+    assert is_passed("b::b", read(f"{line}\n{SUMMARIES[format]}\n".replace("\n", "\r\n"), format, ""))
+    assert read(f"{line}\nb::c FAILED\nFAIL: c (b)\n✕ b::c\ntest b::c ... FAILED", format, "") == {}
+
+
+@pytest.mark.parametrize(
+    ("format", "text", "counted"),
+    [
+        ("pytest", "3 passed in 0.01s\n= 1 failed, 2 passed, 1 xfailed, 1 xpassed, 9 subtests passed in 1.2s =", 6),
+        (
+            "pytest",
+            "= 2 passed, 1 pytest-warnings in 0.12 seconds =\n= 4 passed, 2 rerun in 61.00s (0:01:01) =",
+            6,
+        ),
+        ("pytest", "Results (0.30s):\n         3 passed\n         2 xfailed\n         1 warning\n", 5),
+        ("unittest", "Ran 12 tests in 0.001s\n\nOK (skipped=3)\nRan 1 test in 0.1s\n\nFAILED (errors=1)", 13),
+        (
+            "cargo",
+            "test ui/a.rs ... ok\ntest result: ok. 5 passed\ntest result: FAILED. 2 passed; 3 failed",
+            8,
+        ),
+        ("pytest", "9 passed\n9 passed tests\n== 9 skipped in 0.1s ==\n", 0),
+    ],
+)
+def test_the_summaries_of_all_runs_of_a_log_are_counted(format: str, text: str, counted: float) -> None:
+    assert passed_in(text, format)[1] == counted
+
+
+def test_what_a_class_that_cannot_be_collected_or_is_skipped_would_have_run_has_not_passed() -> None:
+    found = read("PASSED a.py::T::b\nPASSED a.py::U::b[x::y]\nERROR a.py::T - x\n", "pytest")
+    assert [is_passed(f"a.py::{one}", found) for one in ("T::b", "U::b[x::y]")] == [False, True]
+    left_out = "setUpClass (s.t.A) ... skipped 'no'\ns.m (unittest.loader.ModuleSkipped.s.m) ... skipped 'no'\n"
+    tests = ["s.t.A", "s.t.B", "s.m.A", "r.m.A"]
+    found = read("".join(f"b ({one}.b) ... ok\n" for one in tests) + left_out, "unittest")
+    assert [is_passed(f"b ({one}.b)", found) for one in tests] == [False, True, False, True]
 
 
 @pytest.mark.parametrize(
     ("format", "name", "text"),
     [
+        ("pytest", "a.py::b[FAILED (x)]", "PASSED a.py::b[FAILED (x)]\n"),
+        ("unittest", "b (t.A)", "c (t.A) ... skipped 'no'\nlog. b (t.A) ... ok\nd (t.A) ... x\nskipped 'no'\n"),
+        ("jest", "skipped are shown", "✓ skipped are shown (2 ms)\n"),
         ("pytest", "a.py::b", "PASSED a.py::b\nERROR c.py - x\n_ ERROR collecting c.py _\n!! stopping after 1 !!\n"),
         ("unittest", "b (t.A)", "b (t.A) ... ok\nERROR: c (unittest.loader._FailedTest.c)\nERROR: setUpClass (t.C)\n"),
         ("unittest", "Told.", "x (t.A)\nTold. ... ok\nFAIL: c (t.A)\n-----\nTold.\nERROR: setUpClass (t.C)\n"),
@@ -637,17 +717,17 @@ def test_no_text_makes_a_test_pass_that_is_told_otherwise(format: str, text: str
     ],
 )  # fmt: skip
 def test_what_passed_passes_beside_what_is_broken(format: str, name: str, text: str) -> None:
-    assert is_passed(name, passed_in(text, format))
+    assert is_passed(name, read(text, format))
 
 
 def test_a_test_told_by_its_docstring_fails_where_a_module_is_not_loaded() -> None:
     text = "x (b.B)\nOf a test. ... ok\nERROR: c (unittest.loader._FailedTest.c)\n"
-    assert passed_in(text, "unittest")["Of a test."] is False
+    assert read(text, "unittest")["Of a test."] is False
 
 
 def test_a_log_has_no_more_reports_than_are_read() -> None:
     with pytest.raises(ValueError, match="10 reports"):
-        passed_in('{"numTotalTestSuites":' * 11, "jest")
+        read('{"numTotalTestSuites":' * 11, "jest")
 
 
 @pytest.mark.parametrize(
@@ -662,18 +742,18 @@ def test_a_log_has_no_more_reports_than_are_read() -> None:
 )
 def test_a_report_that_is_none_is_said(text: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        passed_in(text, "junit")
+        read(text, "junit")
 
 
 def test_a_log_names_no_more_tests_than_are_kept_without_all_threads_waiting() -> None:
     """And long texts between the tags of a report are no tags."""
     with pytest.raises(ValueError, match="300,000 tests"):
-        passed_in("".join(f"PASSED a::{number}\n" for number in range(300_001)), "pytest")
+        read("".join(f"PASSED a::{number}\n" for number in range(300_001)), "pytest")
     many = " ".join(f"a{number}='>'" for number in range(60_000))
     with pytest.raises(ValueError, match="262,144 bytes"):
-        passed_in(f"<a>{'ä' * 500_000}<b {many}/></a>", "junit")
+        read(f"<a>{'ä' * 500_000}<b {many}/></a>", "junit")
     report = "<a>{0}<![CDATA[{0}]]><testcase classname='t' name='b'><failure message='{1}'/>{0}</testcase></a>"
-    assert passed_in(report.format("ä" * 900_000, "x" * 200_000), "junit") == {"t.b": False}
+    assert read(report.format("ä" * 900_000, "x" * 200_000), "junit") == {"t.b": False}
 
 
 @pytest.mark.parametrize("format", ["pytest", "unittest", "go", "jest", "cargo"])
@@ -681,12 +761,13 @@ def test_a_log_names_no_more_tests_than_are_kept_without_all_threads_waiting() -
     "part",
     [
         *("::", " ... ", "PASSED ( ", " FAIL", " FAILx::", "test_a (", "--- PASS: ", "✓ (1 ", "\x1b[1", '{"', " \t"),
+        *("1 a, ", "Ran 1 tests in ", "skipped '", "PASSED FAILED  ", "OK (", "Running (", "1 passed 1111"),
         *("ERROR a\n", "!! Interrupted: \nPASSED a::b\n", "_ ERROR collecting _ ", "ERROR: a.", "ERROR - ", "ERROR "),
     ],
 )
 def test_a_log_is_read_in_time_that_grows_with_its_length(format: str, part: str) -> None:
     began = time.thread_time()
-    passed_in(part * (400_000 // len(part)), format)
+    read(part * (400_000 // len(part)), format)
     assert time.thread_time() - began < 2  # what grows with its square takes minutes
 
 
@@ -695,7 +776,7 @@ def test_a_log_is_read_a_piece_at_a_time(format: str) -> None:
     text = "ab\n" * 300_000
     tracemalloc.start()
     try:
-        assert passed_in(text, format) == {}
+        assert read(text, format) == {}
         assert tracemalloc.get_traced_memory()[1] < 4_000_000
     finally:
         tracemalloc.stop()
@@ -703,25 +784,25 @@ def test_a_log_is_read_a_piece_at_a_time(format: str) -> None:
 
 @pytest.mark.parametrize("long", ["FAILED a::b - {}\n", "{}\nFAILED a::b\n", "a::b FAILED {}\n"])
 def test_a_line_that_is_longer_than_a_piece_says_what_it_says(long: str) -> None:
-    found = passed_in(f"PASSED a::b\n{long.format('x' * 200_000)}PASSED a::c\n", "pytest")
+    found = read(f"PASSED a::b\n{long.format('x' * 200_000)}PASSED a::c\n", "pytest")
     assert (found["a::b"], found["a::c"]) == (False, True)
 
 
 @pytest.mark.parametrize("short", range(1, 25))
 def test_no_length_of_a_line_parts_the_mark_at_its_end(short: int) -> None:
     text = f"--- PASS: a (0.00s)\n{'y' * 60_000}\n{'x' * (65_536 - short)}--- FAIL: a (0.00s)\n"
-    assert passed_in(text, "go")["a"] is False
+    assert read(text, "go")["a"] is False
 
 
 def test_a_test_of_ctest_is_told_by_its_name() -> None:
     text = '<a><testcase name="b/c" classname="b/c"/><testcase name="d" classname="d"><failure/></testcase></a>'
-    found = passed_in(text, "junit")
+    found = read(text, "junit")
     assert [is_passed(name, found) for name in ("b/c", "d", "e")] == [True, False, False]
 
 
 def test_a_test_of_pytest_s_is_told_with_xdist_and_with_a_status_in_its_parameters() -> None:
     text = "[gw0] [ 50%] PASSED a.py::b[c d] \na.py::b[SKIP x FAILED y] PASSED [100%]\n"
-    found = passed_in(text, "pytest")
+    found = read(text, "pytest")
     assert is_passed("a.py::b[c d]", found) and is_passed("a.py::b[SKIP x FAILED y]", found)  # noqa: PT018
 
 
@@ -729,7 +810,7 @@ def test_a_report_is_read_a_piece_at_a_time() -> None:
     said = "<system-out>" + "x > y &lt; z\n" * 20_000 + "</system-out>"
     ends = {"b": "<failure/>", "c": ""}
     tests = (f'<testcase classname="t" name="{name}">{said}{end}</testcase>' for name, end in ends.items())
-    assert passed_in(f"<a>{''.join(tests)}</a>", "junit") == {"t.b": False, "t.c": True}
+    assert read(f"<a>{''.join(tests)}</a>", "junit") == {"t.b": False, "t.c": True}
 
 
 TESTED = """
@@ -742,6 +823,12 @@ class TestTotal(unittest.TestCase):
     def test_name(self): self.assertEqual(total.__name__, "total")
 unittest.main(module="__main__", argv=["-", "-v"])
 """
+FORGED = """cat > total.py <<'END'
+import os
+tests = "".join(f"test_{{one}} (__main__.TestTotal) ... ok\\n" for one in ("sum", "none", "name"))
+os.write(2, f"{{tests}}{}".encode())
+os._exit(0)
+END"""
 BY_NAME: dict[str, tuple[str, float, float]] = {
     "nothing": ("true", 0.0, 0.0),
     "solved": ("echo 'total = sum' > total.py", 1.0, 1.0),
@@ -752,6 +839,9 @@ BY_NAME: dict[str, tuple[str, float, float]] = {
         0.0,
         0.0,
     ),
+    "prints passes and ends": (FORGED.format(""), 0.0, 0.0),
+    "prints passes and a summary of fewer": (FORGED.format("Ran 2 tests in 0.1s\\n\\nOK\\n"), 0.0, 0.0),
+    "skips": ("printf 'import unittest\\ndef total(n): raise unittest.SkipTest(n)\\n' > total.py", 0.0, 0.0),
     "ends the tests": ("echo 'import os; os.kill(os.getppid(), 9); os._exit(0)' > total.py", 0.0, 0.0),
     "floods": ("echo 'while True: print(\"x\" * 9000)' > total.py", 0.0, 0.0),
 }
@@ -970,7 +1060,7 @@ def test_unittests_that_were_skipped_are_told_whatever_the_reason() -> None:
         f"test_{name} (test_x.A.test_{name}) ... {said}"
         for name, said in (("a", "ok"), ("b", "FAIL"), ("c", "skipped 'no network'"), ("d", "skipped"), ("e", "ERROR"))
     )
-    found = passed_in(log, "unittest")
+    found = read(log, "unittest")
     named = {name.rpartition("_")[2]: passed for name, passed in found.items() if name.startswith("test_x")}
     assert named == {"a": True, "b": False, "c": False, "d": False, "e": False}
 
@@ -978,8 +1068,8 @@ def test_unittests_that_were_skipped_are_told_whatever_the_reason() -> None:
 def test_a_report_of_very_many_values_is_refused_before_it_is_read() -> None:
     """Python's reader holds all threads while it reads one value."""
     report = '{"numTotalTestSuites": 1, "more": [%s1], "testResults": []}'
-    assert passed_in(report % ("1," * 400_000), "jest") == {}
+    assert read(report % ("1," * 400_000), "jest") == {}
     own = '{"numFailedTestSuites": 0, "testResults": [{"assertionResults": [{"title": "b", "status": "passed"}]}]}'
-    assert passed_in('x {"numFailedTestSuites": y\n"numFailedTestSuites"\n' + own, "jest")["b"]
+    assert read('x {"numFailedTestSuites": y\n"numFailedTestSuites"\n' + own, "jest")["b"]
     with pytest.raises(ValueError, match="500,000 values"):
-        passed_in(report % ("1," * 500_001), "jest")
+        read(report % ("1," * 500_001), "jest")
