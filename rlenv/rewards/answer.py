@@ -176,7 +176,7 @@ def compile_pattern(source: str, *, dot_all: bool = True, ignore_case: bool = Fa
 
 def _as_re2(source: str) -> str:
     """The pattern in RE2's words where the same words mean something else there."""
-    made: list[str] = []
+    parts: list[str] = []
     # With (?m) the dollar is the end of every line, there as here.
     is_multiline = re.search(r"\(\?[a-zA-Z]*m", source) is not None
     index, in_class = 0, False
@@ -186,24 +186,24 @@ def _as_re2(source: str) -> str:
         index += 1
         if char == "\\":
             index += 1
-            made.append("\\z" if two == "\\Z" and not in_class else two)
+            parts.append("\\z" if two == "\\Z" and not in_class else two)
         elif in_class:
             in_class = char != "]"
-            made.append("\\[" if char == "[" else char)  # RE2 would read [[:alpha:]]
+            parts.append("\\[" if char == "[" else char)  # RE2 would read [[:alpha:]]
         elif char == "[":
             in_class = True
-            made.append(char)
+            parts.append(char)
             for first in ("^", "]"):  # a bracket right after the opening one is meant as it stands
                 if source[index : index + 1] == first:
-                    made.append("\\]" if first == "]" else first)
+                    parts.append("\\]" if first == "]" else first)
                     index += 1
         elif char == "$" and not is_multiline:
-            made.append(r"(?:\n?\z)")
+            parts.append(r"(?:\n?\z)")
         elif two == "{," and re.match(r"\d+\}", source[index + 1 :]):
-            made.append("{0")
+            parts.append("{0")
         else:
-            made.append(char)
-    return "".join(made)
+            parts.append(char)
+    return "".join(parts)
 
 
 def _prefix(source: str) -> str:
@@ -290,30 +290,30 @@ def extract(spec: AnswerSpec, action: ParsedAction) -> GivenAnswer | None:
     for call in action.calls:
         if type(call) is MalformedCall:
             return None
-    return None if action.is_cut and action.calls and spec.from_ != "tool" else _read(spec, action)
+    return None if action.is_cut and action.calls and spec.from_ != "tool" else _find_answer(spec, action)
 
 
-def _read(spec: AnswerSpec, action: ParsedAction) -> GivenAnswer | None:
+def _find_answer(spec: AnswerSpec, action: ParsedAction) -> GivenAnswer | None:
     content = action.content
     match spec.from_:
         case "tag":
-            found = _tagged(content, spec.tag)
+            found = _find_tag(content, spec.tag)
         case "boxed":
-            found = _boxed(content)
+            found = _find_box(content)
         case "last_number":
-            found = _last_number(content) if _is_final(action) else None
+            found = _find_last_number(content) if _is_final(action) else None
         case "final_message":
             found = (0, len(content)) if content.strip() and _is_final(action) else None
         case "tool":
-            return _submitted(action, spec)
+            return _find_submitted(action, spec)
         case "regex":
             if spec.pattern is None:
                 raise UsageError("from is regex but there is no pattern", key="answer.pattern")
-            return _matched(content, spec.pattern)
-    return None if found is None else _bare(content[found[0] : found[1]], found[0])
+            return _match_pattern(content, spec.pattern)
+    return None if found is None else _strip_answer(content[found[0] : found[1]], found[0])
 
 
-def _bare(text: str, start: int) -> GivenAnswer:
+def _strip_answer(text: str, start: int) -> GivenAnswer:
     """The answer that stands at `start` of the content, white space around it included."""
     bare = text.lstrip()
     start += len(text) - len(bare)
@@ -325,7 +325,7 @@ def _is_final(action: ParsedAction) -> bool:
     return not action.calls and not action.is_cut
 
 
-def _tagged(text: str, tag: str) -> tuple[int, int] | None:
+def _find_tag(text: str, tag: str) -> tuple[int, int] | None:
     opening, closing = f"<{tag}>", f"</{tag}>"
     # Tags pair from the left, as in the pattern `<answer>(.*?)</answer>` of verl and Search-R1, so that an opening
     # tag inside an answer is part of the answer there and here.
@@ -344,7 +344,7 @@ def _tagged(text: str, tag: str) -> tuple[int, int] | None:
     return found
 
 
-def _boxed(text: str) -> tuple[int, int] | None:
+def _find_box(text: str) -> tuple[int, int] | None:
     if "\\boxed" not in text:
         return None
     open_braces: list[int] = []  # where a box's content starts; -1 for any other brace
@@ -362,7 +362,7 @@ def _boxed(text: str) -> tuple[int, int] | None:
     return None if best_start < 0 else (best_start, best_end)
 
 
-def _matched(text: str, source: str) -> GivenAnswer | None:
+def _match_pattern(text: str, source: str) -> GivenAnswer | None:
     pattern = compile_pattern(source)
     match, begin = pattern.last_at(text)
     group = 1 if pattern.groups else 0
@@ -371,10 +371,10 @@ def _matched(text: str, source: str) -> GivenAnswer | None:
         return None
     start = begin + match.start(group)
     # Halves of a surrogate pair beside each other are one character to the pattern, and all behind them is moved.
-    return _bare(found, start) if text.startswith(found, start) else _answer(found.strip())
+    return _strip_answer(found, start) if text.startswith(found, start) else _answer(found.strip())
 
 
-def _last_number(text: str) -> tuple[int, int] | None:
+def _find_last_number(text: str) -> tuple[int, int] | None:
     last: tuple[int, int] | None = None
     begin = max(len(text) - _SEARCHED_CHARS, 0)
     for token in _NUMBER.finditer(text[begin:]):  # cut off, so that nothing before it is looked back at
@@ -382,7 +382,7 @@ def _last_number(text: str) -> tuple[int, int] | None:
     return last
 
 
-def _submitted(action: ParsedAction, spec: AnswerSpec) -> GivenAnswer | None:
+def _find_submitted(action: ParsedAction, spec: AnswerSpec) -> GivenAnswer | None:
     for index in range(len(action.calls) - 1, -1, -1):
         call = action.calls[index]
         if isinstance(call, ToolCall) and call.name == spec.tool:

@@ -62,21 +62,21 @@ def where_of_content(turn: Turn, *, message: int, start: int = 0, end: int | Non
     else:
         whole = "".join([action[first:last] for first, last in at])
         shift = len(whole) - len(whole.lstrip())
-        found = _cut(at, start + shift, end + shift)
+        found = _cut_parts(at, start + shift, end + shift)
     # A reader that is not ours may say anything, and a place that holds another text is none.
     if "".join([action[first:last] for first, last in found]) != content[start:end]:
         return ()
     return tuple([(message, first, last) for first, last in found])
 
 
-def _cut(parts: Sequence[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
+def _cut_parts(parts: Sequence[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
     """The parts of a text between two characters of what they are joined to."""
-    found, passed = [], 0
+    found, offset = [], 0
     for first, last in parts:
-        low, high = max(start - passed, 0), min(end - passed, last - first)
+        low, high = max(start - offset, 0), min(end - offset, last - first)
         if low < high:
             found.append((first + low, first + high))
-        passed += last - first
+        offset += last - first
     return found
 
 
@@ -116,17 +116,17 @@ def where_of_quotes(said: str, messages: Sequence[Message], turns: Sequence[Turn
         hits: list[Where] = []
         for index in range(max(first, 0), len(turns)):
             turn, number = turns[index], message_of(messages, turns, index)
-            for start in _starts(turn.parsed.content, quote):
+            for start in _find_quote(turn.parsed.content, quote):
                 hits.append(where_of_content(turn, message=number, start=start, end=start + len(quote)))
             shown = turn.observation.messages if all_turns and turn.observation is not None else ()
             for place, message in enumerate(shown, number + 1):
-                hits += [((place, start, start + len(quote)),) for start in _starts(message.content, quote)]
+                hits += [((place, start, start + len(quote)),) for start in _find_quote(message.content, quote)]
         if len(hits) == 1:
             found += hits[0]
     return tuple(found)
 
 
-def _starts(text: str, quote: str) -> list[int]:
+def _find_quote(text: str, quote: str) -> list[int]:
     """The first two places of a quote."""
     first = text.find(quote)
     second = text.find(quote, first + 1) if first >= 0 else -1
@@ -211,8 +211,8 @@ class RewardContext:
         self, tool: Tool, known: Mapping[str, Any]
     ) -> Callable[[str, Mapping[str, Any]], Awaitable[ToolResult]]:
         """`call` for one that is known to work; `call_anew` where what the policy left in a folder could break that."""
-        held = [self.resources.get(name) for name in tool.resources]
-        is_of_files = tool.kind in _OF_FILES and bool(held) and all(isinstance(one, Folder) for one in held)
+        handles = [self.resources.get(name) for name in tool.resources]
+        is_of_files = tool.kind in _OF_FILES and bool(handles) and all(isinstance(one, Folder) for one in handles)
         return self.call_anew if is_of_files and known is tool.example and self.call_anew is not None else self.call
 
     @property

@@ -130,14 +130,14 @@ def compile_comparator(spec: Any, context: TermCompileContext) -> Comparator:
     if isinstance(spec, str):
         spec = _BY_NAME[spec].model_validate({"by": spec})
     if isinstance(spec, NumberSpec):
-        return _number(spec)
+        return _compare_numbers(spec)
     if isinstance(spec, TextSpec):
         normalise = NORMALISERS[spec.normalise]
         return lambda mine, gold: float(normalise(mine.text) == normalise(gold.text))
     if isinstance(spec, RowsSpec):
-        return _rows(spec)
+        return _compare_rows(spec)
     if isinstance(spec, JsonSpec):
-        return _json(spec)
+        return _compare_json(spec)
     if isinstance(spec, PythonComparatorSpec):
         function = load_function(spec.function, key="compare.function", gives=["mine", "gold"], context=context)
         if is_async(function):
@@ -146,11 +146,11 @@ def compile_comparator(spec: Any, context: TermCompileContext) -> Comparator:
                 key="compare.function",
                 hint="write def",
             )
-        return _own(function, spec.function)
+        return _compare_by_function(function, spec.function)
     return lambda mine, gold: float(same_json(mine.best, gold.best))
 
 
-def _own(function: Callable[..., Any], target: str) -> Comparator:
+def _compare_by_function(function: Callable[..., Any], target: str) -> Comparator:
     def compare(mine: Side, gold: Side) -> float | Measured:
         try:
             found: float | Measured = function(mine, gold)
@@ -163,7 +163,7 @@ def _own(function: Callable[..., Any], target: str) -> Comparator:
     return compare
 
 
-def _number(spec: NumberSpec) -> Comparator:
+def _compare_numbers(spec: NumberSpec) -> Comparator:
     tolerance, relative = Decimal(repr(spec.tolerance)), Decimal(repr(spec.relative_tolerance))
 
     def compare(mine: Side, gold: Side) -> float:
@@ -181,7 +181,7 @@ def _number(spec: NumberSpec) -> Comparator:
     return compare
 
 
-def _rows(spec: RowsSpec) -> Comparator:
+def _compare_rows(spec: RowsSpec) -> Comparator:
     def compare(mine: Side, gold: Side) -> float | Measured:
         target = read_table(gold.best)
         if target is None:
@@ -189,7 +189,7 @@ def _rows(spec: RowsSpec) -> Comparator:
         if target.is_cut:
             # Equal so far proves nothing, and unequal so far neither: without an order any part may be shown.
             raise RewardError("the gold result was cut at the tool's row limit and cannot be compared; raise the limit")
-        query = _query(spec, gold)
+        query = _query_of(spec, gold)
         ordered = spec.order == "always" or (spec.order == "auto" and orders_rows(query))
         try:
             found = read_table(mine.best)
@@ -216,7 +216,7 @@ def _rows(spec: RowsSpec) -> Comparator:
     return compare
 
 
-def _query(spec: RowsSpec, gold: Side) -> str:
+def _query_of(spec: RowsSpec, gold: Side) -> str:
     if spec.query is not None:
         query = gold.arguments.get(spec.query, "")
         return query if isinstance(query, str) else ""
@@ -228,7 +228,7 @@ def _query(spec: RowsSpec, gold: Side) -> str:
     return texts[0] if texts else ""
 
 
-def _json(spec: JsonSpec) -> Comparator:
+def _compare_json(spec: JsonSpec) -> Comparator:
     compare = same_json if spec.mode == "equal" else holds
 
     def read(side: Side) -> Any:
@@ -269,7 +269,7 @@ class GoldCache:
     ) -> Side:
         """The gold result for `arguments`, kept no longer than it takes to see that it is not sure; raises what
         `compute` raises."""
-        key = _key(arguments, context)
+        key = _key_of(arguments, context)
         if key is None:
             return await compute(arguments, context)
         side, stays = await self._kept.get(key, lambda: compute(arguments, context))
@@ -281,7 +281,7 @@ class GoldCache:
         return side
 
 
-def _key(arguments: Mapping[str, Any], context: RewardContext) -> _Key | None:
+def _key_of(arguments: Mapping[str, Any], context: RewardContext) -> _Key | None:
     versions: list[Hashable] = []
     for name, handle in context.resources.items():
         version = getattr(handle, "version", None)

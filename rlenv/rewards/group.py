@@ -72,7 +72,7 @@ def _compile(name: str, spec: GroupSpec, context: TermCompileContext) -> Term:
             message = f"{spec.function} is a coroutine function; a plain one was expected"
             raise UsageError(message, key="function", hint="write def")
 
-        def own(trajectories: Sequence[Trajectory]) -> list[Measured]:
+        def measure_own(trajectories: Sequence[Trajectory]) -> list[Measured]:
             try:
                 found: list[Any] = list(islice(function(trajectories), len(trajectories) + 1))
             except EpisodeError:
@@ -81,7 +81,7 @@ def _compile(name: str, spec: GroupSpec, context: TermCompileContext) -> Term:
                 raise raised(target, error) from error
             return [value if isinstance(value, Measured) else Measured(value) for value in found]
 
-        return Term(name=name, spec=spec, measure_group=own)
+        return Term(name=name, spec=spec, measure_group=measure_own)
 
     def compare(trajectories: Sequence[Trajectory]) -> list[Measured]:
         assert spec.of is not None
@@ -142,7 +142,7 @@ def score_groups(
         raise UsageError(message, hint="await environment.score_groups")
     if not scorer.has_group_terms:
         return found
-    for places in _places(trajectories, groups):
+    for places in _group_places(trajectories, groups):
         scored = scorer.score_group([trajectories[place] for place in places])
         for place, trajectory in zip(places, scored, strict=True):
             found[place] = trajectory
@@ -174,45 +174,45 @@ async def ask_groups(
         return score_groups(scorer, trajectories, groups=groups)
     found = list(trajectories)
 
-    async def one(places: Sequence[int]) -> None:
-        own = [trajectories[place] for place in places]
+    async def score_one(places: Sequence[int]) -> None:
+        siblings = [trajectories[place] for place in places]
         if places[0] not in waiting:
-            scored = scorer.score_group(own)
+            scored = scorer.score_group(siblings)
         else:
-            accounts = [Account() for _ in own]
+            accounts = [Account() for _ in siblings]
             try:
                 context = GroupContext(vars=vars, shared=shared, accounts=accounts)
-                scored = await scorer.ask_group(own, context, limit_s=limit_s(own[0].task))
+                scored = await scorer.ask_group(siblings, context, limit_s=limit_s(siblings[0].task))
             finally:
                 waiting.discard(places[0])
                 if on_asked is not None:
                     on_asked(merge_usage(entry for account in accounts for entry in account.entries()), len(waiting))
-            scored = [_charged(each, account) for each, account in zip(scored, accounts, strict=True)]
+            scored = [_add_usage(each, account) for each, account in zip(scored, accounts, strict=True)]
         for place, trajectory in zip(places, scored, strict=True):
             found[place] = trajectory
 
-    todo = _places(trajectories, groups)
-    waiting = {places[0] for places in todo if scorer.has_to_ask([trajectories[at] for at in places])}
-    left = iter(todo)
+    all_places = _group_places(trajectories, groups)
+    waiting = {places[0] for places in all_places if scorer.has_to_ask([trajectories[at] for at in places])}
+    left = iter(all_places)
 
     async def work() -> None:
         for places in left:
-            await one(places)
+            await score_one(places)
 
     async with at_once(work() for _ in range(_AT_ONCE)) as working:
         await asyncio.gather(*working)
     return found
 
 
-def _charged(one: Trajectory, account: Account) -> Trajectory:
-    asked = account.entries()
-    return replace(one, usage=merge_usage((*one.usage, *asked))) if asked else one
+def _add_usage(one: Trajectory, account: Account) -> Trajectory:
+    usage = account.entries()
+    return replace(one, usage=merge_usage((*one.usage, *usage))) if usage else one
 
 
-def _places(trajectories: Sequence[Trajectory], groups: Sequence[Hashable] | None) -> list[list[int]]:
-    of: dict[tuple[str, int, str, Hashable], list[int]] = {}
+def _group_places(trajectories: Sequence[Trajectory], groups: Sequence[Hashable] | None) -> list[list[int]]:
+    by_group: dict[tuple[str, int, str, Hashable], list[int]] = {}
     for index, trajectory in enumerate(trajectories):
-        own = repr(trajectory.task) if trajectory.task_index < 0 else ""
-        apart = None if groups is None else groups[index]
-        of.setdefault((trajectory.split, trajectory.task_index, own, apart), []).append(index)
-    return list(of.values())
+        row = repr(trajectory.task) if trajectory.task_index < 0 else ""
+        given_group = None if groups is None else groups[index]
+        by_group.setdefault((trajectory.split, trajectory.task_index, row, given_group), []).append(index)
+    return list(by_group.values())

@@ -129,16 +129,16 @@ class _Judge:
             scope=context.shared(),
             caller=(context.seed, id(context.turns)),
         )
-        ask = self._point
+        ask = self._ask_score
         if self.other is not None and self.spec.pairwise is not None:
             with told_as(RewardError, "pairwise.with:", TemplateError):
                 other = self.other.text(task=context.task, vars=context.vars)
-            own = material[self.spec.pairwise.of]
-            question = panel.paired(question, own, other, parties=(frozenset(panel.NAMES[:1]),))
-            ask = self._pair
+            own_text = material[self.spec.pairwise.of]
+            question = panel.paired(question, own_text, other, parties=(frozenset(panel.NAMES[:1]),))
+            ask = self._ask_pair
         least = panel.needed(self.spec.quorum, len(self.members))
-        asked = [ask(index, member, question) for index, member in enumerate(self.members)]
-        return self._measured(await panel.ask_all(asked, self.members, least=least), context)
+        requests = [ask(index, member, question) for index, member in enumerate(self.members)]
+        return self._to_measured(await panel.ask_all(requests, self.members, least=least), context)
 
     async def measure_group(
         self, trajectories: Sequence[Trajectory], context: GroupContext
@@ -146,23 +146,23 @@ class _Judge:
         """The win rate of each answer against others of its group."""
         assert self.spec.pairwise is not None
         pairwise, first = self.spec.pairwise, trajectories[0]
-        own = [_own(one, pairwise) for one in trajectories]
-        of = f"{self.spec.seed} {first.split} {first.task_index} {sorted(one.seed for one in trajectories)}"
+        texts = [_compared_text(one, pairwise) for one in trajectories]
+        seed = f"{self.spec.seed} {first.split} {first.task_index} {sorted(one.seed for one in trajectories)}"
         # Drawn over the answers in an order of their own: where one stands in its group decides nothing.
-        order = sorted(range(len(own)), key=lambda place: (trajectories[place].seed, own[place]))
-        ranks = panel.drawn(len(own), opponents=pairwise.limit, seed=of)
+        order = sorted(range(len(texts)), key=lambda place: (trajectories[place].seed, texts[place]))
+        ranks = panel.drawn(len(texts), opponents=pairwise.limit, seed=seed)
         pairs = [(order[one], order[other]) for one, other in ranks]
         # The whole group is the caller: one text that a server breaks on is in many of its comparisons.
         caller = tuple((one.seed, id(one.turns)) for one in trajectories)
         parties = tuple(frozenset((name,)) for name in panel.NAMES)
-        asked = Question(
+        blank = Question(
             task=first.task, vars=context.vars, material={}, parties=parties, scope=context.shared(), caller=caller
         )
 
         async def compare(one: int, other: int) -> panel.Met:
-            question = panel.paired(asked, own[one], own[other], parties=parties)
+            question = panel.paired(blank, texts[one], texts[other], parties=parties)
             place = f"{one} against {other}, judge"
-            judges = [self._pair(index, member, question, place=place) for index, member in enumerate(self.members)]
+            judges = [self._ask_pair(index, member, question, place=place) for index, member in enumerate(self.members)]
             with told_as(RewardError, "the judges gave no answer in time", TimeoutError):
                 # Those that nobody can tell anything of end before the group is late, which has the others' verdicts.
                 async with asyncio.timeout(None if (left := left_s()) == inf else _SHARE_OF_GROUP * left):
@@ -170,35 +170,35 @@ class _Judge:
                         judges, self.members, least=panel.needed(self.spec.quorum, len(self.members))
                     )
             given = [each for each in found if isinstance(each, panel.Given)]
-            share = self._combined(found)
+            share = self._combine(found)
             biased = sum(bool(each.details["position_bias"]) for each in given)
-            return panel.Met(share, given[0].reason, biased, self._said(found))
+            return panel.Met(share, given[0].reason, biased, self._judge_details(found))
 
-        met = await panel.play(pairs, compare, accounts=context.accounts, role=f"judge {self.name}")
-        return panel.won(pairs, met, seeds=[one.seed for one in trajectories], least=pairwise.quorum)
+        results = await panel.play(pairs, compare, accounts=context.accounts, role=f"judge {self.name}")
+        return panel.won(pairs, results, seeds=[one.seed for one in trajectories], least=pairwise.quorum)
 
-    async def _point(self, index: int, member: Member, question: Question) -> panel.Given | Failed:
-        asked, is_cached = await self.asker.ask(f"judge {index}", member, question)
-        if isinstance(asked, Failed):
-            return asked
+    async def _ask_score(self, index: int, member: Member, question: Question) -> panel.Given | Failed:
+        reply, is_cached = await self.asker.ask(f"judge {index}", member, question)
+        if isinstance(reply, Failed):
+            return reply
         worst = JudgeVerdict(self.spec.scale[self.costs], "the judge's server refuses what was written")
-        verdict = asked.verdict or worst
-        usage = {} if is_cached or asked.usage is None else asked.usage.as_dict()
-        details = {"score": verdict.score, "attempts": asked.attempts, "is_cached": is_cached, **usage}
+        verdict = reply.verdict or worst
+        usage = {} if is_cached or reply.usage is None else reply.usage.as_dict()
+        details = {"score": verdict.score, "attempts": reply.attempts, "is_cached": is_cached, **usage}
         return panel.Given(verdict.score, verdict.reason, details)
 
-    async def _pair(
+    async def _ask_pair(
         self, index: int, member: Member, question: Question, *, place: str = "judge"
     ) -> panel.Given | Failed:
         found = await panel.compare(self.asker, f"{place} {index}", member, question, costs=self.costs)
         return found if isinstance(found, Failed) else panel.Given(found.score, found.reason, found.as_details())
 
-    def _combined(self, found: Sequence[panel.Given | Failed]) -> float:
-        given = [(one, by) for one, by in zip(found, self.members, strict=True) if isinstance(one, panel.Given)]
+    def _combine(self, results: Sequence[panel.Given | Failed]) -> float:
+        given = [(one, by) for one, by in zip(results, self.members, strict=True) if isinstance(one, panel.Given)]
         weights = [by.weight for _, by in given]
         return panel.combine([one.score for one, _ in given], how=self.spec.combine, weights=weights)
 
-    def _said(self, found: Sequence[panel.Given | Failed]) -> list[dict[str, Any]]:
+    def _judge_details(self, results: Sequence[panel.Given | Failed]) -> list[dict[str, Any]]:
         """The details of a term, an entry for each judge."""
         return [
             {
@@ -207,29 +207,29 @@ class _Judge:
                 "prompt_sha256": by.digest,
                 **(one.details if isinstance(one, panel.Given) else {"score": None, "error": one.why}),
             }
-            for one, by in zip(found, self.members, strict=True)
+            for one, by in zip(results, self.members, strict=True)
         ]
 
-    def _measured(self, found: Sequence[panel.Given | Failed], context: RewardContext) -> Measured:
-        scale, raw = self.spec.ends, self._combined(found)
-        given = [(one, by) for one, by in zip(found, self.members, strict=True) if isinstance(one, panel.Given)]
-        details = {"raw": raw, "scale": list(scale), "judges": self._said(found)}
+    def _to_measured(self, results: Sequence[panel.Given | Failed], context: RewardContext) -> Measured:
+        scale, raw = self.spec.ends, self._combine(results)
+        given = [(one, by) for one, by in zip(results, self.members, strict=True) if isinstance(one, panel.Given)]
+        details = {"raw": raw, "scale": list(scale), "judges": self._judge_details(results)}
         if self.other is not None:
             details["position_bias"] = sum(bool(one.details["position_bias"]) for one, _ in given)
-        said, by = given[0]
-        where = where_of_quotes(said.reason, context.messages, context.turns, all_turns="transcript" in by.names)
+        first, by = given[0]
+        where = where_of_quotes(first.reason, context.messages, context.turns, all_turns="transcript" in by.names)
         low, high = scale
-        return Measured((raw - low) / (high - low), said.reason, details, where)
+        return Measured((raw - low) / (high - low), first.reason, details, where)
 
 
-def _own(one: Trajectory, pairwise: panel.PairwiseSpec) -> str:
+def _compared_text(one: Trajectory, pairwise: panel.PairwiseSpec) -> str:
     """The part of an episode that is compared."""
     if pairwise.of == "message":
         return one.turns[-1].parsed.content if one.turns else ""
     return _NO_ANSWER if one.answer is None else one.answer
 
 
-def _rubric(spec: JudgeSpec) -> str:
+def _rubric_text(spec: JudgeSpec) -> str:
     if spec.rubric is None:
         return ""
     lines = spec.rubric if isinstance(spec.rubric, str) else "\n".join(f"- {line}" for line in spec.rubric)
@@ -242,24 +242,24 @@ def _compile(name: str, spec: JudgeSpec, context: TermCompileContext) -> Term:
         raise UsageError(f"{list(spec.scale)} is no range", key="scale", hint="the first number is the lower one")
     if (spec.endpoint is None) == (not spec.judges):
         raise UsageError("give either endpoint or judges", hint="name one of them")
-    listed = spec.judges or (JudgeMemberSpec(endpoint=spec.endpoint or ""),)
+    specs = spec.judges or (JudgeMemberSpec(endpoint=spec.endpoint or ""),)
     is_weighted = any("weight" in one.model_fields_set for one in spec.judges)
-    panel.check_panel(spec.combine, count=len(listed), is_weighted=is_weighted, quorum=spec.quorum)
-    reply, other = _reply(spec), None
+    panel.check_panel(spec.combine, count=len(specs), is_weighted=is_weighted, quorum=spec.quorum)
+    reply, other = _reply_schema(spec), None
     if spec.pairwise is not None:
         _check_pairwise(spec.pairwise)
         if spec.pairwise.with_ != "group":
             other = template_of(spec.pairwise.with_, key="pairwise.with", names=frozenset(("task", "vars")))
     members = [
-        _member(member, spec, reply, context, at=f"judges.{index}." if spec.judges else "")
-        for index, member in enumerate(listed)
+        _compile_member(member, spec, reply, context, at=f"judges.{index}." if spec.judges else "")
+        for index, member in enumerate(specs)
     ]
     asker = Asker(
         reply=reply,
-        names=_material(spec),
+        names=_material_names(spec),
         shown=("message",) if spec.pairwise is None else panel.NAMES,
         says=f"'{spec.key}' goes from {low:g} to {high:g}." if spec.pairwise is None else panel.SAYS,
-        ending=_rubric(spec),
+        ending=_rubric_text(spec),
         retries=spec.retries,
         seed=spec.seed,
         breaker=spec.breaker,
@@ -277,11 +277,11 @@ def _check_pairwise(spec: panel.PairwiseSpec) -> None:
             raise UsageError("it is of a comparison among a group", key=f"pairwise.{key}", hint="leave it out")
 
 
-def _material(spec: JudgeSpec) -> frozenset[str]:
+def _material_names(spec: JudgeSpec) -> frozenset[str]:
     return _MATERIAL if spec.pairwise is None else frozenset(panel.NAMES)
 
 
-def _reply(spec: JudgeSpec) -> ReplySchema:
+def _reply_schema(spec: JudgeSpec) -> ReplySchema:
     """Raises UsageError: the schema is none, or a comparison is to have a form of its own."""
     if spec.pairwise is None:
         return ReplySchema(spec.schema_, key=spec.key, scale=spec.scale)
@@ -291,41 +291,41 @@ def _reply(spec: JudgeSpec) -> ReplySchema:
     return ReplySchema(None, key=panel.KEY, scale=(0.0, 1.0), choices=panel.CHOICES)
 
 
-def _member(
+def _compile_member(
     member: JudgeMemberSpec, spec: JudgeSpec, reply: ReplySchema, context: TermCompileContext, *, at: str
 ) -> Member:
     endpoint = endpoint_of(member.endpoint, context, key=f"{at}endpoint")
     source, key = (spec.prompt, "prompt") if member.prompt is None else (member.prompt, f"{at}prompt")
-    material = _material(spec)
+    material = _material_names(spec)
     template = template_of(source, key=key, names=material | {"task", "vars"})
     if spec.pairwise is not None and len(material & template.names) == 1:
-        (named,) = material & template.names
-        raise UsageError(f"it shows '{named}' alone", key=key, hint="name first and second, or neither: both follow")
-    if changed := _changed_material(source, material):
+        (name,) = material & template.names
+        raise UsageError(f"it shows '{name}' alone", key=key, hint="name first and second, or neither: both follow")
+    if changed := _find_changed(source, material):
         raise UsageError(
             f"it changes '{changed}', which is material and stands fenced, as JSON",
             key=key,
             hint=f"write {{{{ {changed} }}}} as it is, and say in words what the judge shall look at",
         )
     sampling = member.sampling or spec.sampling
-    written: list[Any] = [
+    parts: list[Any] = [
         source,
-        _rubric(spec),
+        _rubric_text(spec),
         reply.schema,
         list(spec.scale),
         reply.key,
         SYSTEM,
         sampling.model_dump(),
     ]
-    asked = spec.pairwise.model_dump() if spec.pairwise is not None else {}
-    compared = {"least" if key == "quorum" else key: value for key, value in asked.items()} or None  # as tapes know it
-    written += [endpoint.sampling.model_dump(exclude={"seed"}), compared, spec.seed]
-    digest = hashlib.sha256(orjson.dumps(written, option=orjson.OPT_SORT_KEYS)).hexdigest()
+    options = spec.pairwise.model_dump() if spec.pairwise is not None else {}
+    known = {"least" if key == "quorum" else key: value for key, value in options.items()} or None  # as tapes know it
+    parts += [endpoint.sampling.model_dump(exclude={"seed"}), known, spec.seed]
+    digest = hashlib.sha256(orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)).hexdigest()
     limit_s = member.timeout_s or spec.timeout_s
     return Member(endpoint, template, frozenset(template.names), sampling, digest, member.weight, limit_s)
 
 
-def _changed_material(source: str, material: frozenset[str]) -> str:
+def _find_changed(source: str, material: frozenset[str]) -> str:
     """The material that a template does more with than write it, "" where there is none: a filter or an index would
     break its fence, or fail for what a policy wrote."""
     tree = jinja2.Environment().parse(source)

@@ -89,27 +89,27 @@ async def compare(
     if first == second:
         return Compared((0.5, 0.5), "the two are equal", 0, {}, is_cached=False)
     other = {NAMES[0]: NAMES[1], NAMES[1]: NAMES[0]}
-    turned = tuple(frozenset(other[name] for name in party) for party in reversed(question.parties))
-    orders = (question, paired(question, second, first, parties=turned))
+    swapped = tuple(frozenset(other[name] for name in party) for party in reversed(question.parties))
+    orders = (question, paired(question, second, first, parties=swapped))
     async with at_once(asker.ask(f"{place} order {at}", member, order) for at, order in enumerate(orders)) as asking:
         (one, one_known), (two, two_known) = await asyncio.gather(*asking)
     if isinstance(one, Failed):
         return one
     if isinstance(two, Failed):
         return two
-    shares = (_share(one, orders[0], costs), 1 - _share(two, orders[1], costs))
-    made = [asked.usage for asked, is_known in ((one, one_known), (two, two_known)) if not is_known]
-    told = [usage for usage in made if usage is not None]
-    usage = sum(told, Usage()).as_dict() if made and len(told) == len(made) else {}
+    shares = (_win_share(one, orders[0], costs), 1 - _win_share(two, orders[1], costs))
+    usages = [asked.usage for asked, is_known in ((one, one_known), (two, two_known)) if not is_known]
+    known_usages = [usage for usage in usages if usage is not None]
+    usage = sum(known_usages, Usage()).as_dict() if usages and len(known_usages) == len(usages) else {}
     verdict = one.verdict or two.verdict or JudgeVerdict(0.0, "the judge's server refuses what was written")
     return Compared(shares, verdict.reason, one.attempts + two.attempts, usage, is_cached=one_known and two_known)
 
 
-def _share(asked: JudgeReply, question: Question, costs: bool) -> float:
+def _win_share(reply: JudgeReply, question: Question, costs: bool) -> float:
     """The share of the win of the one that stands first."""
-    if asked.verdict is not None:
-        return asked.verdict.score
-    blamed = frozenset[str]().union(*(question.parties[index] for index in asked.blamed))
+    if reply.verdict is not None:
+        return reply.verdict.score
+    blamed = frozenset[str]().union(*(question.parties[index] for index in reply.blamed))
     if len(blamed) == len(NAMES):
         return 0.5
     return float((NAMES[0] in blamed) == costs)
@@ -160,14 +160,14 @@ async def play(
     What a comparison asks for is counted in the account of its first answer.
     """
 
-    async def one(first: int, second: int) -> Met | RewardError:
+    async def play_one(first: int, second: int) -> Met | RewardError:
         with counted(accounts[first], role):
             try:
                 return await compare(first, second)
             except RewardError as error:
                 return error
 
-    async with at_once(one(*pair) for pair in pairs) as asking:
+    async with at_once(play_one(*pair) for pair in pairs) as asking:
         return list(await asyncio.gather(*asking))
 
 
@@ -185,10 +185,10 @@ def won(
         share = one.share if isinstance(one, Met) else math.nan
         met[first].append((second, share, one))
         met[second].append((first, 1 - share, one))
-    return [_won(own, seeds, least) for own in met]
+    return [_win_rate(own, seeds, least) for own in met]
 
 
-def _won(
+def _win_rate(
     met: Sequence[tuple[int, float, Met | RewardError]], seeds: Sequence[int], least: float
 ) -> Measured | RewardError:
     if not met:

@@ -32,39 +32,39 @@ RETRIES = 2
 def shaped(term: Term) -> Term:
     """The term with its spec's `range`, `clip` and `on_invalid: retry` around its measure."""
     spec = term.spec
-    shape = _shape(spec)
-    again = RETRIES if spec.on_invalid == "retry" else 0
-    if shape is None and not again:
+    shape = _shaper(spec)
+    retries = RETRIES if spec.on_invalid == "retry" else 0
+    if shape is None and not retries:
         return term
     finish: Callable[[Measured], Measured] = shape or (lambda measured: measured)
     measure, measure_async = term.measure, term.measure_async
     if measure is not None:
 
-        def quick(context: RewardContext) -> Measured:
-            for _ in range(again):
+        def retry(context: RewardContext) -> Measured:
+            for _ in range(retries):
                 with suppress(Exception):  # whatever an author's function raises; the last try may raise it
                     if _is_usable(measured := measure(context)):
                         return finish(measured)
             return finish(measure(context))
 
-        return replace(term, measure=quick)
+        return replace(term, measure=retry)
     if measure_async is not None:
 
-        async def slow(context: RewardContext) -> Measured:
-            for _ in range(again):
+        async def retry_async(context: RewardContext) -> Measured:
+            for _ in range(retries):
                 with suppress(Exception):  # as above
                     if _is_usable(measured := await measure_async(context)):
                         return finish(measured)
             return finish(await measure_async(context))
 
-        return replace(term, measure_async=slow)
-    return _shaped_group(term, finish, again)
+        return replace(term, measure_async=retry_async)
+    return _shape_group(term, finish, retries)
 
 
-def _shaped_group(term: Term, finish: Callable[[Measured], Measured], again: int) -> Term:
+def _shape_group(term: Term, finish: Callable[[Measured], Measured], retries: int) -> Term:
     measure_group, ask_group = term.measure_group, term.ask_group
 
-    def each(found: Sequence[Measured | RewardError]) -> list[Measured | RewardError]:
+    def finish_all(found: Sequence[Measured | RewardError]) -> list[Measured | RewardError]:
         return [finish(one) if isinstance(one, Measured) else one for one in found]
 
     def is_whole(found: Sequence[Measured | RewardError]) -> bool:
@@ -72,24 +72,24 @@ def _shaped_group(term: Term, finish: Callable[[Measured], Measured], again: int
 
     if measure_group is not None:
 
-        def quick(trajectories: Sequence[Trajectory]) -> list[Measured]:
-            for _ in range(again):
+        def retry(trajectories: Sequence[Trajectory]) -> list[Measured]:
+            for _ in range(retries):
                 with suppress(Exception):  # as above
                     if is_whole(found := measure_group(trajectories)):
                         return [finish(one) for one in found]
             return [finish(one) for one in measure_group(trajectories)]
 
-        return replace(term, measure_group=quick)
+        return replace(term, measure_group=retry)
     if ask_group is not None:
 
-        async def asking(trajectories: Sequence[Trajectory], context: GroupContext) -> list[Measured | RewardError]:
-            for _ in range(again):
+        async def reask(trajectories: Sequence[Trajectory], context: GroupContext) -> list[Measured | RewardError]:
+            for _ in range(retries):
                 with suppress(Exception):  # as above
                     if is_whole(found := await ask_group(trajectories, context)):
-                        return each(found)
-            return each(await ask_group(trajectories, context))
+                        return finish_all(found)
+            return finish_all(await ask_group(trajectories, context))
 
-        return replace(term, ask_group=asking)
+        return replace(term, ask_group=reask)
     return term
 
 
@@ -97,7 +97,7 @@ def _is_usable(measured: Measured) -> bool:
     return measured.value is None or isfinite(_as_float(measured.value)[0])
 
 
-def _shape(spec: RewardSpec) -> Callable[[Measured], Measured] | None:
+def _shaper(spec: RewardSpec) -> Callable[[Measured], Measured] | None:
     if spec.range is None and spec.clip is None:
         return None
     low, high = spec.range or (0.0, 1.0)
@@ -151,8 +151,8 @@ def plan(terms: Sequence[Term], *, success: str | None) -> ScoringPlan:
         raise UsageError(f"two reward terms share a name: {', '.join(names)}")
     for flaw in flaws({term.name: term.spec for term in terms}, success):
         raise UsageError(flaw.message, key=flaw.path, hint=flaw.hint)
-    planned = tuple(_planned(shaped(term)) for term in terms)
-    ordered = _by_dependency(planned)
+    planned = tuple(_plan_term(shaped(term)) for term in terms)
+    ordered = _order_by_gates(planned)
     _check_group_terms(planned)
     return ScoringPlan(
         terms=planned,
@@ -164,7 +164,7 @@ def plan(terms: Sequence[Term], *, success: str | None) -> ScoringPlan:
     )
 
 
-def _planned(term: Term) -> Planned:
+def _plan_term(term: Term) -> Planned:
     spec, where = term.spec, f"rewards.{term.name}"
     measures = (term.measure, term.measure_async, term.measure_group, term.ask_group)
     if sum(measure is not None for measure in measures) != 1:
@@ -183,7 +183,7 @@ def _planned(term: Term) -> Planned:
     )
 
 
-def _by_dependency(planned: Sequence[Planned]) -> tuple[Planned, ...]:
+def _order_by_gates(planned: Sequence[Planned]) -> tuple[Planned, ...]:
     ordered: dict[str, Planned] = {}
     left = {one.name: one for one in planned}
     while left:
@@ -251,7 +251,7 @@ def measure_group(planned: Planned, trajectories: Sequence[Trajectory]) -> list[
     assert planned.term.measure_group is not None
     begun = _clock()
     try:
-        return _of_group(planned, planned.term.measure_group(trajectories), trajectories, begun)
+        return _group_results(planned, planned.term.measure_group(trajectories), trajectories, begun)
     except Exception as error:  # as above
         return [of_error(planned, error, begun)] * len(trajectories)
 
@@ -266,13 +266,13 @@ async def ask_group(
         async with asyncio.timeout(limit_s) as limit:
             with running_under(Countdown(limit_s)):
                 measured = await planned.term.ask_group(trajectories, context)
-        return _of_group(planned, measured, trajectories, begun)
+        return _group_results(planned, measured, trajectories, begun)
     except Exception as error:  # as above
         late = RewardError(f"not measured within {limit_s} s") if limit.expired() else error
         return [of_error(planned, late, begun)] * len(trajectories)
 
 
-def _of_group(
+def _group_results(
     planned: Planned, given: Sequence[Measured | RewardError], trajectories: Sequence[Trajectory], begun: float
 ) -> list[TermResult]:
     measured = list(given)
@@ -286,15 +286,15 @@ def _of_group(
 
 def of_error(planned: Planned, error: Exception, begun: float) -> TermResult:
     """The result of a term that raised: what the package's own errors say, the author's with their class."""
-    said = str(error) if isinstance(error, EpisodeError) else ""
+    message = str(error) if isinstance(error, EpisodeError) else ""
     seconds = _clock() - begun
     is_left = isinstance(error, UnfitGold) and error.is_left(planned.term.spec.model_dump(include={"expect"}))
     if is_left or isinstance(error, UnfitAnswer):
         if isinstance(error, UnfitAnswer):
             error.tell(planned.name)
         value = worst_of(planned.term.spec)
-        return TermResult.valid(planned.name, value=value, weight=planned.weight, evidence=said, seconds=seconds)
-    return TermResult.invalid(planned.name, error=said or failure_of(error), weight=planned.weight, seconds=seconds)
+        return TermResult.valid(planned.name, value=value, weight=planned.weight, evidence=message, seconds=seconds)
+    return TermResult.invalid(planned.name, error=message or failure_of(error), weight=planned.weight, seconds=seconds)
 
 
 def of_value(planned: Planned, measured: Measured, begun: float, of: RewardContext | Trajectory) -> TermResult:
@@ -318,10 +318,10 @@ def of_value(planned: Planned, measured: Measured, begun: float, of: RewardConte
     measurement: Measurement = {"evidence": evidence, "seconds": seconds, "details": measured.details, "where": where}
     if value is None:
         return TermResult.skipped(name, why="there was nothing to measure", weight=weight, **measurement)
-    return _valued(planned, value, measurement)
+    return _result_of(planned, value, measurement)
 
 
-def _valued(planned: Planned, value: Any, measurement: Measurement) -> TermResult:
+def _result_of(planned: Planned, value: Any, measurement: Measurement) -> TermResult:
     """Valid where `value`, and what it is worth, is a finite number; one beyond the largest counts as that."""
     number, error = (value, "") if type(value) is float else _as_float(value)
     number = max(-_LARGEST, min(number, _LARGEST)) if isfinite(number) else number
@@ -344,7 +344,7 @@ def reweighed(planned: Planned, result: TermResult) -> TermResult:
         "details": result.details,
         "where": result.where,
     }
-    return _valued(planned, result.value, kept)
+    return _result_of(planned, result.value, kept)
 
 
 def _as_float(value: Any) -> tuple[float, str]:
@@ -376,7 +376,7 @@ def over_turns(planned: Planned, turns: Sequence[TurnResults]) -> TermResult:
     if not measured:
         why = "there was nothing to measure in any turn"
         return TermResult.skipped(planned.name, why=why, weight=planned.weight, **measurement)
-    return _valued(planned, sum(measured) / (len(measured) if planned.is_mean else 1), measurement)
+    return _result_of(planned, sum(measured) / (len(measured) if planned.is_mean else 1), measurement)
 
 
 class Running:
@@ -417,14 +417,14 @@ class Running:
                 break
         if done:
             ended = [(self._tasks.pop(task), task) for task in done]
-            return {planned.name: _outcome(planned, task) for planned, task in ended}
+            return {planned.name: _task_result(planned, task) for planned, task in ended}
         slow, self._tasks = self._tasks, {}
         await _cancel(list(slow))
         late = f"not measured within {self._limit_s} s"
         return {one.name: TermResult.invalid(one.name, error=late, weight=one.weight) for one in slow.values()}
 
 
-def _outcome(planned: Planned, task: asyncio.Task[TermResult]) -> TermResult:
+def _task_result(planned: Planned, task: asyncio.Task[TermResult]) -> TermResult:
     if not task.cancelled():
         return task.result()
     # A term that cancels itself must not look like the cancellation of the whole episode.

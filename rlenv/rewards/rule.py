@@ -45,8 +45,8 @@ class UnfitAnswer(RewardError):
         """Logs it, once a term: a word of the template may be misspelt."""
         if self.source and (key := (term, self.source, "")) not in _logged:
             _logged.add(key)
-            said = "the term '%s' counts as the worst that it can be where it cannot be read: %s (%s)"
-            _log.warning(said, term, self, self.source)
+            message = "the term '%s' counts as the worst that it can be where it cannot be read: %s (%s)"
+            _log.warning(message, term, self, self.source)
 
 
 class UnfitGold(RewardError):
@@ -92,10 +92,10 @@ def compile_for_context(value: Any, *, where: str, names: frozenset[str] = _NAME
             over_policy.append(template)
     reads_said = any("said" in template.names for template in over_policy)
     if isinstance(value, str) and (column := _COLUMN.fullmatch(value.strip())):
-        return _column(column[1], where)
+        return _read_column(column[1], where)
     fill = compile_value(value)
 
-    def filled(context: RewardContext, item: Any = None) -> Any:
+    def fill_for(context: RewardContext, item: Any = None) -> Any:
         values = {
             "task": context.task,
             "vars": context.vars,
@@ -114,7 +114,7 @@ def compile_for_context(value: Any, *, where: str, names: frozenset[str] = _NAME
                 raise found from error
             raise RewardError(f"{where}: {error}") from error
 
-    return filled
+    return fill_for
 
 
 def _fails_by_policy(template: Template, values: Mapping[str, Any]) -> bool:
@@ -151,29 +151,29 @@ def compile_accepted(expect: Any) -> Callable[[RewardContext], tuple[Any, ...]]:
     """
     fill = compile_for_context(expect, where="expect", names=frozenset(("task", "vars", "resources")))
 
-    def accepted(context: RewardContext) -> tuple[Any, ...]:
+    def read_accepted(context: RewardContext) -> tuple[Any, ...]:
         value = fill(context)
         values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
         if len(values) > _MOST_ACCEPTED:
             raise UnfitGold(f"expect: there are {len(values):,} accepted values; up to {_MOST_ACCEPTED:,} are compared")
         if not values or any(one is None for one in values):
             found = f"the task gives no value for '{expect}'" if expect else "there is no gold value"
-            said = f"expect: {found} (found {value if value is None else list(values)!r:.80})"
-            raise UnfitGold(said)
+            message = f"expect: {found} (found {value if value is None else list(values)!r:.80})"
+            raise UnfitGold(message)
         return values
 
-    return accepted
+    return read_accepted
 
 
-def _column(name: str, where: str) -> Callable[..., Any]:
+def _read_column(name: str, where: str) -> Callable[..., Any]:
     # The commonest template by far; reading the column directly saves Jinja's evaluation.
-    def filled(context: RewardContext, item: Any = None) -> Any:
+    def fill_for(context: RewardContext, item: Any = None) -> Any:
         try:
             return context.task[name]
         except KeyError:
             raise RewardError(f"{where}: the task has no column '{name}'; it has: {', '.join(context.task)}") from None
 
-    return filled
+    return fill_for
 
 
 Reads = Literal["answer", "message"]
@@ -295,15 +295,15 @@ def raised(target: str, error: BaseException) -> RewardError:
 
 def has_crashed(spec: RewardSpec, error: str) -> bool:
     """True if `error`, why a term of this entry is invalid, is an exception that nobody raised on purpose."""
-    if any(f"{target} raised " in error for target in _texts(spec.model_dump())):
+    if any(f"{target} raised " in error for target in _texts_in(spec.model_dump())):
         return True
     return _CRASHED.match(error) is not None
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts_in(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
         for part in value.values():
-            yield from _texts(part)
+            yield from _texts_in(part)
     elif isinstance(value, str):
         yield value
 
@@ -328,27 +328,27 @@ class PythonRuleSpec(RuleSpec):
     """`file.py:function`, relative to the spec, or `module:function`."""
 
 
-def _python(name: str, spec: PythonRuleSpec, context: TermCompileContext) -> Term:
+def _compile_python(name: str, spec: PythonRuleSpec, context: TermCompileContext) -> Term:
     function = load_function(spec.function, key="function", gives=["context"], context=context)
     if not is_async(function):
 
         def measure(context: RewardContext) -> Measured:
-            with _told(spec.function):
+            with _blame_function(spec.function):
                 found = function(context)
-            return _measured(found, spec.function)
+            return _to_measured(found, spec.function)
 
         return Term(name=name, spec=spec, measure=measure)
 
     async def measure_async(context: RewardContext) -> Measured:
-        with _told(spec.function):
+        with _blame_function(spec.function):
             found = await function(context)
-        return _measured(found, spec.function)
+        return _to_measured(found, spec.function)
 
     return Term(name=name, spec=spec, measure_async=measure_async)
 
 
 @contextmanager
-def _told(function: str) -> Iterator[None]:
+def _blame_function(function: str) -> Iterator[None]:
     """Within it, what the author's function raises is told as its fault."""
     try:
         yield
@@ -358,7 +358,7 @@ def _told(function: str) -> Iterator[None]:
         raise raised(function, error) from error
 
 
-def _measured(value: Any, function: str) -> Measured:
+def _to_measured(value: Any, function: str) -> Measured:
     if isinstance(value, Measured):
         if type(value.evidence) is not str or not isinstance(value.details, Mapping):
             raise RewardError(f"{function} returned a Measured whose evidence is no text, or whose details no mapping")
@@ -374,7 +374,7 @@ def _measured(value: Any, function: str) -> Measured:
     return Measured(value)
 
 
-PYTHON = Kind(PythonRuleSpec, _python)
+PYTHON = Kind(PythonRuleSpec, _compile_python)
 
 
 class ValueRuleSpec(RuleSpec):
@@ -387,7 +387,7 @@ class ValueRuleSpec(RuleSpec):
     least where it gives no number, or one above 1e100, since the policy wrote what it reads."""
 
 
-def _value(name: str, spec: ValueRuleSpec, context: TermCompileContext) -> Term:
+def _compile_value(name: str, spec: ValueRuleSpec, context: TermCompileContext) -> Term:
     names = _NAMES - {"item"} | {"turn", "said"}
     fill = compile_for_context(spec.value, where="value", names=names)
     of_the_policy = _OF_THE_POLICY & set(template_of(spec.value, key="value", names=names).names)
@@ -403,16 +403,16 @@ def _value(name: str, spec: ValueRuleSpec, context: TermCompileContext) -> Term:
             return Measured(worst, str(error))
         found = found.item() if getattr(found, "shape", None) == () else found  # NumPy's numbers and truths
         if of_the_policy and found is not None and not _is_bounded(found):
-            if of_the_policy == {"resources"} and (counted := _counted(found, context)) is not None:
-                return Measured(counted)
-            said = repr(found[:80]) if isinstance(found, str) else f"a {type(found).__name__}"
-            return Measured(worst, f"gave {said}, which is no number up to {_LARGEST:g}")
+            if of_the_policy == {"resources"} and (value := _resource_value(found, context)) is not None:
+                return Measured(value)
+            shown = repr(found[:80]) if isinstance(found, str) else f"a {type(found).__name__}"
+            return Measured(worst, f"gave {shown}, which is no number up to {_LARGEST:g}")
         return Measured(float(found) if isinstance(found, bool) else found)
 
     return Term(name=name, spec=spec, measure=measure)
 
 
-def _counted(found: Any, context: RewardContext) -> Any:
+def _resource_value(found: Any, context: RewardContext) -> Any:
     """What resources gave, where it counts; None for what the policy left: a text, bytes, a list or no number (NaN)."""
     if isinstance(found, float) and found == found:
         return max(-_LARGEST, min(found, _LARGEST))
@@ -428,4 +428,4 @@ def _is_bounded(value: Any) -> bool:
     return isinstance(value, (int, float)) and -_LARGEST <= value <= _LARGEST
 
 
-VALUE = Kind(ValueRuleSpec, _value)
+VALUE = Kind(ValueRuleSpec, _compile_value)

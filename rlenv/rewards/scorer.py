@@ -44,7 +44,7 @@ from rlenv.rewards.measure import (
 from rlenv.trajectory import Failure, RewardBreakdown, TermResult, Trajectory
 
 _NO_RESULTS: TurnResults = {}
-_made = quick(RewardBreakdown)
+_new_breakdown = quick(RewardBreakdown)
 _MOST_KEPT: Final = 1_024
 
 
@@ -64,7 +64,7 @@ class Scorer:
         self._plan = plan(terms, success=success)
         self._terms, self._success = terms, success
         self._by_row = {term.name: term.row_weight for term in terms if isinstance(term.spec.weight, str)}
-        self._of_weights: dict[tuple[float, ...], Scorer] = {}
+        self._scorers: dict[tuple[float, ...], Scorer] = {}
         self._waited_for: dict[object, tuple[str, float]] = {}
         self.weights: Mapping[str, float] = {one.name: one.weight for one in self._plan.terms}
         """By term, in the order of the spec; 1.0 where rows give it, until `of` says whose."""
@@ -90,12 +90,12 @@ class Scorer:
             return self
         weights = {name: number(task) for name, number in self._by_row.items() if number is not None}
         key = tuple(weights.values())
-        if (found := self._of_weights.get(key)) is None:
+        if (found := self._scorers.get(key)) is None:
             found = Scorer([weighing(one, weights.get(one.name)) for one in self._terms], success=self._success)
             found._waited_for = self._waited_for
-            if len(self._of_weights) >= _MOST_KEPT:
-                self._of_weights.clear()
-            self._of_weights[key] = found
+            if len(self._scorers) >= _MOST_KEPT:
+                self._scorers.clear()
+            self._scorers[key] = found
         return found
 
     async def score_turn(self, context: RewardContext, *, limit_s: float | None = None) -> TurnResults:
@@ -159,20 +159,20 @@ class Scorer:
         if self._by_row:
             return await self.of(context.task).score(context, turns, limit_s=limit_s)
         results: dict[str, TermResult] = {}
-        held, slow = self._go_on(self._plan.ordered, context, turns, results)
+        held, slow = self._measure_next(self._plan.ordered, context, turns, results)
         if slow:
             async with Running(limit_s) as running:
                 while slow or running.is_waiting:
                     for planned in slow:
                         running.start(planned, self._measure_async(planned, context))
                     results.update(await running.ended())
-                    held, slow = self._go_on(held, context, turns, results)
+                    held, slow = self._measure_next(held, context, turns, results)
         return self._breakdown(results, len(context.turns))
 
     def score_at_once(self, context: RewardContext) -> tuple[RewardBreakdown, bool | None]:
         """As `score`, without a wait: for a scorer that `is_quick` and has no turn terms."""
         results: dict[str, TermResult] = {}
-        self._go_on(self._plan.ordered, context, (), results)
+        self._measure_next(self._plan.ordered, context, (), results)
         return self._breakdown(results, len(context.turns))
 
     def has_to_ask(self, trajectories: Sequence[Trajectory]) -> bool:
@@ -181,7 +181,7 @@ class Scorer:
             trajectories[place].reward.terms[planned.name].value is None
             for planned in self._plan.group
             if planned.term.ask_group is not None
-            for place in _open(planned, trajectories)
+            for place in _open_places(planned, trajectories)
         )
 
     def score_group(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
@@ -193,7 +193,7 @@ class Scorer:
         Raises:
             InvalidReward: a term with `on_invalid: raise` could not be measured.
         """
-        return self.of(trajectories[0].task if trajectories else {})._grouped(trajectories, {})
+        return self.of(trajectories[0].task if trajectories else {})._fill_group_terms(trajectories, {})
 
     async def ask_group(
         self, trajectories: Sequence[Trajectory], context: GroupContext, *, limit_s: float | None = None
@@ -211,41 +211,41 @@ class Scorer:
         """
         if self._by_row and trajectories:
             return await self.of(trajectories[0].task).ask_group(trajectories, context, limit_s=limit_s)
-        asked: dict[str, dict[int, TermResult]] = {}
+        results_by_term: dict[str, dict[int, TermResult]] = {}
         for planned in self._plan.group:
             if planned.term.ask_group is None:
                 continue
-            places = _open(planned, trajectories)
+            places = _open_places(planned, trajectories)
             if not places:
                 continue
-            own = replace(context, accounts=[context.accounts[place] for place in places])
+            subset = replace(context, accounts=[context.accounts[place] for place in places])
             waiting = object()
             self._waited_for[waiting] = (planned.name, time.monotonic())
             try:
-                results = await ask_group(planned, [trajectories[place] for place in places], own, limit_s=limit_s)
+                results = await ask_group(planned, [trajectories[place] for place in places], subset, limit_s=limit_s)
             finally:
                 del self._waited_for[waiting]
-            asked[planned.name] = dict(zip(places, results, strict=True))
-        return self._grouped(trajectories, asked)
+            results_by_term[planned.name] = dict(zip(places, results, strict=True))
+        return self._fill_group_terms(trajectories, results_by_term)
 
-    def _grouped(
+    def _fill_group_terms(
         self, trajectories: Sequence[Trajectory], asked: Mapping[str, Mapping[int, TermResult]]
     ) -> list[Trajectory]:
         found = list(trajectories)
         places = [index for index, trajectory in enumerate(trajectories) if trajectory.failure is None]
-        seen = [trajectories[index] for index in places]
-        if not seen:
+        answers = [trajectories[index] for index in places]
+        if not answers:
             return found
-        results = [dict(trajectory.reward.terms) for trajectory in seen]
+        results = [dict(trajectory.reward.terms) for trajectory in answers]
         for planned in self._plan.group:
             if planned.term.measure_group is None:
                 own = asked.get(planned.name, {})
-                given = [own.get(place, terms[planned.name]) for place, terms in zip(places, results, strict=True)]
+                fresh = [own.get(place, terms[planned.name]) for place, terms in zip(places, results, strict=True)]
             else:
-                given = measure_group(planned, seen)
-            for one, terms, result in zip(seen, results, given, strict=True):
-                terms[planned.name] = _shut(planned, terms, one.task) or result
-        for place, trajectory, terms in zip(places, seen, results, strict=True):
+                fresh = measure_group(planned, answers)
+            for one, terms, result in zip(answers, results, fresh, strict=True):
+                terms[planned.name] = _shut_result(planned, terms, one.task) or result
+        for place, trajectory, terms in zip(places, answers, results, strict=True):
             self._raise_for(terms)
             found[place] = trajectory.rescored(*self._breakdown(terms, len(trajectory.turns)))
         return found
@@ -286,7 +286,7 @@ class Scorer:
         finally:
             del self._waited_for[waiting]
 
-    def _go_on(
+    def _measure_next(
         self,
         waiting: Sequence[Planned],
         context: RewardContext,
@@ -301,7 +301,7 @@ class Scorer:
                 if any(name not in results for name in planned.gate.names):
                     held.append(planned)
                     continue
-                if (shut := _shut(planned, results, context.task)) is not None:
+                if (shut := _shut_result(planned, results, context.task)) is not None:
                     results[planned.name] = shut
                     continue
             if planned.is_per_turn:
@@ -324,7 +324,7 @@ class Scorer:
             self._raise_for(results)
         terms = {name: results[name] for name in self.names}
         total = at_end = 0.0
-        placed = [0.0] * turns
+        by_turn = [0.0] * turns
         for planned in self._plan.ordered:
             result = terms[planned.name]
             if result.value is None:
@@ -334,51 +334,51 @@ class Scorer:
             share = planned.weight * result.value
             total += share
             if planned.is_per_turn:
-                _place(planned, result, placed)
+                _place_shares(planned, result, by_turn)
             else:
                 at_end += share
         if not isfinite(total):
             # Finite terms can add up to more than a float holds; such a reward is as unusable as a missing one.
             return RewardBreakdown.invalid(terms, turns=turns), None
-        if placed:
-            placed[-1] += at_end
-        return _made(total, terms, tuple(placed)), self._is_success(terms)
+        if by_turn:
+            by_turn[-1] += at_end
+        return _new_breakdown(total, terms, tuple(by_turn)), self._is_success(terms)
 
     def _is_success(self, results: Mapping[str, TermResult]) -> bool | None:
         success = self._plan.success
         if success is not None:
-            holds = _holds(success, results)
+            holds = _evaluate(success, results)
             if holds is None and all(results[name].status != "invalid" for name in success.names):
                 return False
             return holds
-        measured = False
+        has_measured = False
         for planned in self._plan.terms:
             if planned.weight > 0 and planned.is_required and (value := results[planned.name].value) is not None:
                 if value < 1:
                     return False
-                measured = True
-        return measured
+                has_measured = True
+        return has_measured
 
 
-def _holds(
+def _evaluate(
     expression: Expression, results: Mapping[str, TermResult], task: Mapping[str, Any] | None = None
 ) -> bool | None:
     return expression({name: results[name].value for name in expression.names}, task)
 
 
-def _open(planned: Planned, trajectories: Sequence[Trajectory]) -> list[int]:
+def _open_places(planned: Planned, trajectories: Sequence[Trajectory]) -> list[int]:
     """The places of the answers that a group term measures: they have not failed, and its gate is open."""
     return [
         place
         for place, one in enumerate(trajectories)
-        if one.failure is None and _shut(planned, one.reward.terms, one.task) is None
+        if one.failure is None and _shut_result(planned, one.reward.terms, one.task) is None
     ]
 
 
-def _shut(planned: Planned, results: Mapping[str, TermResult], task: Mapping[str, Any]) -> TermResult | None:
+def _shut_result(planned: Planned, results: Mapping[str, TermResult], task: Mapping[str, Any]) -> TermResult | None:
     """The result of a term that its gate keeps from counting; None where the gate is open, or there is none."""
     gate = planned.gate
-    if gate is None or (is_open := _holds(gate, results, task)):
+    if gate is None or (is_open := _evaluate(gate, results, task)):
         return None
     bad = next((name for name in gate.names if results[name].status == "invalid"), None)
     if is_open is None and bad is not None:
@@ -387,11 +387,11 @@ def _shut(planned: Planned, results: Mapping[str, TermResult], task: Mapping[str
     return TermResult.skipped(planned.name, why=f"its gate '{gate.source}' is shut", weight=planned.weight)
 
 
-def _place(planned: Planned, result: TermResult, placed: list[float]) -> None:
+def _place_shares(planned: Planned, result: TermResult, by_turn: list[float]) -> None:
     """Adds a turn term's shares to the rewards of its turns."""
     factor = planned.weight
     if planned.is_mean:
         factor /= sum(part is not None for part in result.turn_values)
     for index, part in enumerate(result.turn_values):
         if part is not None:
-            placed[index] += factor * part
+            by_turn[index] += factor * part

@@ -76,19 +76,19 @@ async def snapshot(handle: Any, part: str = "") -> Any:
         ToolFailed: a database could not be read.
     """
     if getattr(handle, "dialect", "") in _TABLES and callable(getattr(handle, "query", None)):
-        tables = [json.loads(row) for row in await _rows(handle, _TABLES[handle.dialect])]
+        tables = [json.loads(row) for row in await _read_rows(handle, _TABLES[handle.dialect])]
         names = [one[-1] if one[-2:-1] in ([], ["main"]) else ".".join(one[-2:]) for one in tables]
         if part and names.count(part) != 1:
             found = "several tables" if part in names else "no table"
             raise RewardError(f"the database has {found} '{part}'; it has {', '.join(names) or 'none'}")
         places = [".".join('"' + word.replace('"', '""') + '"' for word in one) for one in tables]
         return {
-            name if names.count(name) == 1 else str(one[-2:]): await _rows(handle, f"SELECT * FROM {place}")
+            name if names.count(name) == 1 else str(one[-2:]): await _read_rows(handle, f"SELECT * FROM {place}")
             for one, name, place in zip(tables, names, places, strict=True)
             if part in ("", name)
         }
     if isinstance(handle, Folder):
-        return await asyncio.to_thread(_files, handle.path, part)
+        return await asyncio.to_thread(_read_files, handle.path, part)
     value = handle
     for key in part.split(".") if part else ():
         if isinstance(value, Mapping) and key in value:
@@ -100,27 +100,27 @@ async def snapshot(handle: Any, part: str = "") -> Any:
     return value
 
 
-async def _rows(handle: Any, sql: str) -> list[str]:
+async def _read_rows(handle: Any, sql: str) -> list[str]:
     """All rows as texts in order, a piece at a time: all else stands still while one is parsed.
 
     A piece may take half of the time that is left to the reward: what is slow to read uses up its own part of it.
     """
     rows, size, piece = list[str](), 0, _PIECE
     while True:
-        asked, deadline = f"{sql} LIMIT {_MOST_ROWS + 1} OFFSET {len(rows)}", time.monotonic() + min(60, left_s() / 2)
+        query, deadline = f"{sql} LIMIT {_MOST_ROWS + 1} OFFSET {len(rows)}", time.monotonic() + min(60, left_s() / 2)
         most = _PIECE_ROWS if piece == _PIECE else 1
-        found = await handle.query(asked, deadline=deadline, max_rows=most, max_size=piece, is_urgent=True)
-        rows += (new := await asyncio.to_thread(_rows_dumped, found.rows))
-        size += sum(map(len, new))
-        if len(rows) > _MOST_ROWS or size > _MOST_BYTES or (found.truncated and not new and piece == _ROW):
+        found = await handle.query(query, deadline=deadline, max_rows=most, max_size=piece, is_urgent=True)
+        rows += (piece_rows := await asyncio.to_thread(_dump_rows, found.rows))
+        size += sum(map(len, piece_rows))
+        if len(rows) > _MOST_ROWS or size > _MOST_BYTES or (found.truncated and not piece_rows and piece == _ROW):
             more = f"more than {_MOST_ROWS:,} rows, {_MOST_BYTES // 10**6} MB, or {_ROW // 10**6} MB in a row"
             raise RewardError(f"a table has {more}; name the tables to compare under 'of'")
         if not found.truncated:
             return await asyncio.to_thread(sorted, rows)
-        piece = _PIECE if new else _ROW
+        piece = _PIECE if piece_rows else _ROW
 
 
-def _files(folder: Path, part: str) -> dict[str, Any]:
+def _read_files(folder: Path, part: str) -> dict[str, Any]:
     """The files by their paths; what is no file, and what cannot be read, stands as a mark."""
     top = Path(os.path.normpath(folder / part))
     # Not `Path.resolve`, which raises for a circle of links; that is no folder, and is found below.
@@ -129,15 +129,15 @@ def _files(folder: Path, part: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     size = 0
     is_file = os.path.lexists(top) and not stat.S_ISDIR(top.lstat().st_mode)
-    for number, (path, told) in enumerate([("", top.lstat())] if is_file else walked(top), 1):
+    for number, (path, status) in enumerate([("", top.lstat())] if is_file else walked(top), 1):
         try:
-            if isinstance(told, OSError):
-                raise told
-            size += told.st_size if stat.S_ISREG(told.st_mode) else 0
+            if isinstance(status, OSError):
+                raise status
+            size += status.st_size if stat.S_ISREG(status.st_mode) else 0
             if number > _MOST_ROWS or size > _MOST_BYTES:
                 raise RewardError(f"more than {_MOST_ROWS:,} files or {_MOST_BYTES:,} bytes; name a part under 'of'")
-            if not stat.S_ISDIR(told.st_mode):
-                found[path[1:] or "."] = _content(Path(f"{top}{path}"), told.st_mode)
+            if not stat.S_ISDIR(status.st_mode):
+                found[path[1:] or "."] = _file_content(Path(f"{top}{path}"), status.st_mode)
         except (OSError, ValueError) as error:  # also of what has become a pipe just now
             if getattr(error, "errno", 0) in _OF_THE_MACHINE:
                 raise
@@ -145,24 +145,24 @@ def _files(folder: Path, part: str) -> dict[str, Any]:
     return found
 
 
-def _content(path: Path, mode: int) -> Any:
+def _file_content(path: Path, mode: int) -> Any:
     if stat.S_ISREG(mode):
         return read_file(path, most=_MOST_BYTES).hex()
     # A pipe would be waited for without an end.
     return {"link": os.readlink(path)} if stat.S_ISLNK(mode) else {"special": stat.filemode(mode)[0]}
 
 
-def _rows_dumped(rows: Sequence[Sequence[Any]]) -> list[str]:
-    return sorted((_quick(row) or _dumped(row)).decode() for row in rows)
+def _dump_rows(rows: Sequence[Sequence[Any]]) -> list[str]:
+    return sorted((_dump_quickly(row) or _dump(row)).decode() for row in rows)
 
 
-def _quick(row: Sequence[Any]) -> bytes:
+def _dump_quickly(row: Sequence[Any]) -> bytes:
     with contextlib.suppress(TypeError):  # of large integers
         return orjson.dumps(row) if all(type(one) in _QUICK for one in row) else b""
     return b""
 
 
-def _dumped(value: Any, most: int = _MOST_PARTS) -> bytes:
+def _dump(value: Any, most: int = _MOST_PARTS) -> bytes:
     """A value as bytes that are equal for equal states.
 
     Raises RewardError: it is too large or too deep, or nothing says what an object in it holds.
@@ -203,23 +203,23 @@ class _Form:
             raise RewardError("the state is nested too deep; name a part of it under 'of', or give 'function'")
         inside = {**above, id(value): len(above)}
         if isinstance(value, Mapping):
-            return {self._key(key, inside): self.of(part, inside) for key, part in list(value.items())}
+            return {self._key_text(key, inside): self.of(part, inside) for key, part in list(value.items())}
         if isinstance(value, Set):
             return {"(set)": sorted(json.dumps(self.of(part, inside), sort_keys=True) for part in value)}
         if isinstance(value, (list, tuple)):
             return [self.of(part, inside) for part in value]
         if inspect.isroutine(value) or inspect.ismodule(value) or isinstance(value, type):
             return {"(code)": getattr(value, "__qualname__", getattr(value, "__name__", ""))}
-        held = {name: self.of(part, inside) for name, part in _held(value).items()}
+        held = {name: self.of(part, inside) for name, part in _contents_of(value).items()}
         return {"(class)": type(value).__qualname__, "(holds)": held}
 
-    def _key(self, key: Any, inside: Mapping[int, int]) -> str:
+    def _key_text(self, key: Any, inside: Mapping[int, int]) -> str:
         if isinstance(key, str):
             return f"(str) {key}" if key.startswith("(") else key
         return "(key) " + json.dumps(self.of(key, inside), sort_keys=True)
 
 
-def _held(value: Any) -> dict[str, Any]:
+def _contents_of(value: Any) -> dict[str, Any]:
     """What an object holds: its attributes and what `copy` would make it again from, or its items."""
     kind = type(value)
     names: list[str] = copyreg._slotnames(kind)  # type: ignore[attr-defined]
@@ -227,24 +227,24 @@ def _held(value: Any) -> dict[str, Any]:
         own = {name: getattr(value, name) for name in names if hasattr(value, name)}
         if any(getattr(kind, name) is not getattr(object, name) for name in ("__reduce__", "__reduce_ex__")):
             with contextlib.suppress(Exception):  # what a class in C holds is in no attribute; some forbid it
-                own["(made)"] = _made(value)
+                own["(made)"] = _reduce(value)
         return own | {str(name): part for name, part in getattr(value, "__dict__", {}).items()}
     if isinstance(value, Iterable) and not isinstance(value, Iterator):
         return {"items": list(itertools.islice(value, _MOST_PARTS))}
     with contextlib.suppress(TypeError):
-        made = _made(value)
+        made = _reduce(value)
         if made[1:] != [(kind,), None, None, None]:
             return {"made": made}
     raise RewardError(f"nothing says what the state of a {type(value).__name__} is; give 'function' one that does")
 
 
-def _made(value: Any) -> list[Any]:
+def _reduce(value: Any) -> list[Any]:
     """What `copy` would make an object again from, its items too. Raises TypeError: it cannot be."""
-    made = value.__reduce_ex__(4)
-    if isinstance(made, str):
-        return [made]
-    items = (None if part is None else list(itertools.islice(part, _MOST_PARTS)) for part in made[3:5])
-    return [*made[:3], *items]
+    parts = value.__reduce_ex__(4)
+    if isinstance(parts, str):
+        return [parts]
+    items = (None if part is None else list(itertools.islice(part, _MOST_PARTS)) for part in parts[3:5])
+    return [*parts[:3], *items]
 
 
 def _compile(name: str, spec: StateSpec, context: TermCompileContext) -> Term:
@@ -257,7 +257,7 @@ def _compile(name: str, spec: StateSpec, context: TermCompileContext) -> Term:
             raise UsageError(f"episodes share '{resource}'", key="of", hint="give it scope: episode")
     if not parts:
         raise UsageError("no resource is an episode's own", hint="add one with scope: episode")
-    after = compile_for_context(spec.expect, where="expect", names=frozenset(("task", "vars")))
+    golds = compile_for_context(spec.expect, where="expect", names=frozenset(("task", "vars")))
     with under("function"):
         at = spec.function
         function = None if at is None else import_function(at, base=context.bases.get("function", context.base))
@@ -274,7 +274,7 @@ def _compile(name: str, spec: StateSpec, context: TermCompileContext) -> Term:
             found[resource + dot + part] = value
         return found
 
-    def named(resources: Mapping[str, Any]) -> set[str]:
+    def parts_in(resources: Mapping[str, Any]) -> set[str]:
         """The parts of folders that are there."""
         folders = [(one, dot, part) for one, dot, part in parts if part and isinstance(resources[one], Folder)]
         return {one + dot + part for one, dot, part in folders if os.path.lexists(resources[one].path / part)}
@@ -282,18 +282,18 @@ def _compile(name: str, spec: StateSpec, context: TermCompileContext) -> Term:
     async def measure(context: RewardContext) -> Measured:
         if context.after is None:
             raise RewardError("there is no environment whose resources could be opened again")
-        there: set[str] = set()
-        async with context.after(after(context), lambda resources: there.update(named(resources))) as resources:
+        seen: set[str] = set()
+        async with context.after(golds(context), lambda resources: seen.update(parts_in(resources))) as resources:
             with told_as(RewardError, "the gold state cannot be read:", ToolFailed, RewardError):
                 wanted = await state(resources)
-                there |= named(resources)
+                seen |= parts_in(resources)
                 for one, dot, part in parts:
-                    if part and isinstance(resources[one], Folder) and one + dot + part not in there:
+                    if part and isinstance(resources[one], Folder) and one + dot + part not in seen:
                         raise RewardError(f"there is no '{part}' in '{one}', before the gold calls or after them")
             left: dict[str, Any] | None = None
             try:
                 left = await state(context.resources)
-                said = [await asyncio.to_thread(_difference, name, wanted[name], left[name]) for name in wanted]
+                gaps = [await asyncio.to_thread(_find_difference, name, wanted[name], left[name]) for name in wanted]
             except _UnreadGold as error:
                 raise RewardError(f"the gold state cannot be read: {error}") from error
             except (ToolFailed, RewardError) as error:
@@ -302,22 +302,22 @@ def _compile(name: str, spec: StateSpec, context: TermCompileContext) -> Term:
                 if error.whose == "policy" if isinstance(error, ToolFailed) else is_left:
                     return Measured(float(spec.usual_weight < 0), f"the state cannot be read: {error}")
                 raise RewardError(f"the state cannot be read: {error}") from error
-        if any(said) and (tool := _taken(context)):
+        if any(gaps) and (tool := _lost_tool(context)):
             raise RewardError(f"a call of '{tool}' was lost with its process, which was ended from outside")
-        return Measured(float(not any(said)), "; ".join(filter(None, said)))
+        return Measured(float(not any(gaps)), "; ".join(filter(None, gaps)))
 
     return Term(name=name, spec=spec, measure_async=measure)
 
 
-def _taken(context: RewardContext) -> str:
+def _lost_tool(context: RewardContext) -> str:
     """The tool of a call that was lost with its process, which ended from outside, and did not go well later, or "".
 
     No other failure counts: a policy could bring it about, as late starts by ending many processes.
     """
-    made = [pair for turn in context.turns for pair in zip(turn.parsed.calls, turn.results, strict=False)]
-    for at, (call, result) in enumerate(made):
+    calls = [pair for turn in context.turns for pair in zip(turn.parsed.calls, turn.results, strict=False)]
+    for at, (call, result) in enumerate(calls):
         if result.reason == "worker" and "process" in (result.details or {}) and isinstance(call, ToolCall):
-            later = [one for one, found in made[at + 1 :] if not found.is_error and isinstance(one, ToolCall)]
+            later = [one for one, found in calls[at + 1 :] if not found.is_error and isinstance(one, ToolCall)]
             if not any((one.name, one.arguments) == (call.name, call.arguments) for one in later):
                 return call.name
     return ""
@@ -327,12 +327,12 @@ class _UnreadGold(Exception):
     """The gold state cannot be written as bytes; the message says why."""
 
 
-def _same(gold: Any, own: Any) -> bool:
+def _is_same(gold: Any, own: Any) -> bool:
     """True where both are plain values, written alike; where they are not, it is not known yet."""
     with contextlib.suppress(TypeError, RecursionError):
         if type(gold) in _COPIES or type(own) in _COPIES:
             # What neither side has read is one object, which costs nothing here.
-            return bool(gold == own) and _written_alike(gold, own)
+            return bool(gold == own) and _is_written_alike(gold, own)
         # What stands for others in JSON (null for NaN, the value of an enum) is unlike them itself.
         return orjson.dumps(gold, option=_PLAIN_JSON) == orjson.dumps(own, option=_PLAIN_JSON) and bool(gold == own)
     with contextlib.suppress(ValueError):  # of what is no plain value; such values are written at once
@@ -340,57 +340,57 @@ def _same(gold: Any, own: Any) -> bool:
     return False
 
 
-def _written_alike(gold: Any, own: Any) -> bool:
+def _is_written_alike(gold: Any, own: Any) -> bool:
     """True where equal copies of lent data are written alike; where they are not, it is not known yet."""
     if type(own) is CopiedDict or type(gold) in _LENT:
         gold, own = own, gold
     with contextlib.suppress(TypeError):  # of a table, which is not written for the few parts that were read
         return orjson.dumps(gold, option=_PLAIN_JSON) == orjson.dumps(own)
     if isinstance(gold, dict) and isinstance(own, dict):
-        both = [(part, other) for _, part, other in _pairs(gold, own)]
+        both = [(part, other) for _, part, other in _part_pairs(gold, own)]
     elif isinstance(gold, list) and isinstance(own, list):
         both = list(zip(gold, own, strict=True))
     else:
         return False
     if type(gold) is not CopiedDict:
-        return all(part is other or _written_alike(part, other) for part, other in both)
+        return all(part is other or _is_written_alike(part, other) for part, other in both)
     both = [(other, part) if type(part) in _LENT else (part, other) for part, other in both]
-    return _written_alike([part for part, _ in both], [other for _, other in both])  # all at once
+    return _is_written_alike([part for part, _ in both], [other for _, other in both])  # all at once
 
 
-def _pairs(gold: dict[str, Any], own: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+def _part_pairs(gold: dict[str, Any], own: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """The parts of two mappings of the same keys, without those of two tables that neither side has read."""
     for key in gold.touched(own) if isinstance(gold, CopiedDict) else gold:
         yield key, dict.get(gold, key), dict.get(own, key)
 
 
-def _difference(name: str, gold: Any, own: Any, levels: int = 4) -> str:
+def _find_difference(name: str, gold: Any, own: Any, levels: int = 4) -> str:
     """Where the policy's state differs from the gold one, "" where it does not.
 
     Mappings are compared by their parts, so that a large one costs what differs in it.
     """
-    if _same(gold, own):
+    if _is_same(gold, own):
         return ""
     if type(gold) is type(own) is CopiedDict:
         if gold.keys() != own.keys():
             return f"{name} differs in {', '.join(sorted(map(repr, gold.keys() ^ own.keys()))[:3])}"
     elif not (levels and type(gold) is type(own) is dict and gold.keys() == own.keys() and {*map(type, gold)} == {str}):
-        return _unlike(name, gold, own)
-    said = (_difference(f"{name}.{key}", one, other, levels - 1) for key, one, other in _pairs(gold, own))
-    return next(filter(None, said), "")
+        return _byte_difference(name, gold, own)
+    gaps = (_find_difference(f"{name}.{key}", one, other, levels - 1) for key, one, other in _part_pairs(gold, own))
+    return next(filter(None, gaps), "")
 
 
-def _unlike(name: str, gold: Any, own: Any) -> str:
+def _byte_difference(name: str, gold: Any, own: Any) -> str:
     """Where the bytes of two states differ, "" where they do not."""
     try:
-        wanted = _dumped(gold)
+        gold_bytes = _dump(gold)
     except RewardError as error:
         raise _UnreadGold(str(error)) from error
-    left = _dumped(own)
-    if wanted == left:
+    own_bytes = _dump(own)
+    if gold_bytes == own_bytes:
         return ""
-    at = next((at for at, pair in enumerate(zip(wanted, left, strict=False)) if pair[0] != pair[1]), 0)
-    shown = [cut_end(text[max(at - 40, 0) :].decode(errors="replace"), 120) for text in (left, wanted)]
+    at = next((at for at, pair in enumerate(zip(gold_bytes, own_bytes, strict=False)) if pair[0] != pair[1]), 0)
+    shown = [cut_end(text[max(at - 40, 0) :].decode(errors="replace"), 120) for text in (own_bytes, gold_bytes)]
     return f"{name} is …{shown[0]} and not …{shown[1]}"
 
 

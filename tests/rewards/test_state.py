@@ -31,7 +31,7 @@ from rlenv.errors import RewardError, SpecError
 from rlenv.resources import CopiedDict, Lent, copy_of, lent
 from rlenv.resources.base import Folder
 from rlenv.resources.sql import Rows
-from rlenv.rewards.state import _difference, _dumped, _rows_dumped, snapshot
+from rlenv.rewards.state import _dump, _dump_rows, _find_difference, snapshot
 from rlenv.trajectory import TermResult, Trajectory
 
 FUNCTIONS = '''
@@ -392,7 +392,7 @@ DEEP = "import os\nfor _ in range(3000): os.mkdir('deep'); os.chdir('deep')"
 def test_any_other_content_of_a_folder_is_another_state(tmp_path: Path, change: Any, part: str) -> None:
     def seen(folder: Path) -> bytes:
         try:
-            return _dumped(asyncio.run(snapshot(Folder(folder), part)))
+            return _dump(asyncio.run(snapshot(Folder(folder), part)))
         except RewardError:
             return b"cannot be read"
 
@@ -473,25 +473,25 @@ def _friends(count: int, kind: type) -> list[Person]:
     ids=lambda value: type(value).__name__,
 )
 def test_unequal_values_are_unequal_states(one: Any, other: Any) -> None:
-    assert _dumped(one) != _dumped(other)
-    assert _dumped([one]) != _dumped([other])
-    assert _dumped(one) == _dumped(copy.deepcopy(one))
-    assert _difference("world", {"x": one, "y": 1}, {"x": other, "y": 1}).startswith("world.x")
-    assert _difference("world", {"x": one}, {"x": copy.deepcopy(one)}) == ""
+    assert _dump(one) != _dump(other)
+    assert _dump([one]) != _dump([other])
+    assert _dump(one) == _dump(copy.deepcopy(one))
+    assert _find_difference("world", {"x": one, "y": 1}, {"x": other, "y": 1}).startswith("world.x")
+    assert _find_difference("world", {"x": one}, {"x": copy.deepcopy(one)}) == ""
 
 
 def test_equal_values_are_equal_states() -> None:
-    assert _rows_dumped([[2**70, "a"], [1.0, "\ud800"]]) == _rows_dumped([[1, "\ud800"], [2**70, "a"]])
-    assert _dumped({"a": 1, "b": [2.0]}) == _dumped({"b": (2,), "a": 1.0})
-    assert _dumped(_friends(3, list)) == _dumped(_friends(3, list))
-    assert _dumped(_friends(3, set)) == _dumped(_friends(3, set))
-    assert _difference("world", {"a": 1, "b": {"c": [2.0], "d": 0}}, {"b": {"d": -0.0, "c": (2,)}, "a": 1.0}) == ""
+    assert _dump_rows([[2**70, "a"], [1.0, "\ud800"]]) == _dump_rows([[1, "\ud800"], [2**70, "a"]])
+    assert _dump({"a": 1, "b": [2.0]}) == _dump({"b": (2,), "a": 1.0})
+    assert _dump(_friends(3, list)) == _dump(_friends(3, list))
+    assert _dump(_friends(3, set)) == _dump(_friends(3, set))
+    assert _find_difference("world", {"a": 1, "b": {"c": [2.0], "d": 0}}, {"b": {"d": -0.0, "c": (2,)}, "a": 1.0}) == ""
 
 
 @pytest.mark.parametrize("value", [_friends(12, list), _friends(12, set)])
 def test_what_is_too_large_to_be_written_is_said_so(value: Any) -> None:
     with pytest.raises(RewardError, match="more than 10,000 parts"):
-        _dumped(value, most=10_000)
+        _dump(value, most=10_000)
 
 
 def test_what_is_nested_too_deep_is_no_equal_state() -> None:
@@ -499,7 +499,7 @@ def test_what_is_nested_too_deep_is_no_equal_state() -> None:
     for _ in range(5_000):
         value = [value]
     with pytest.raises(RewardError, match="nested too deep"):
-        _dumped(value)
+        _dump(value)
 
 
 def test_what_has_no_state_that_can_be_seen_is_no_equal_state() -> None:
@@ -509,13 +509,13 @@ def test_what_has_no_state_that_can_be_seen_is_no_equal_state() -> None:
         def __init__(self, x: int) -> None:
             self.x = x
 
-    assert _dumped(Slotted(1)) != _dumped(Slotted(2))
-    assert _dumped({"a": {3, 1}, (1, 2): b"x"}) == _dumped({(1, 2): b"x", "a": {1, 3}})
-    assert _dumped(2**70) != _dumped(2**70 + 1)
+    assert _dump(Slotted(1)) != _dump(Slotted(2))
+    assert _dump({"a": {3, 1}, (1, 2): b"x"}) == _dump({(1, 2): b"x", "a": {1, 3}})
+    assert _dump(2**70) != _dump(2**70 + 1)
     with pytest.raises(RewardError, match="give 'function' one"):
-        _dumped(object())
+        _dump(object())
     with pytest.raises(RewardError, match="give 'function' one"):
-        _dumped(threading.Lock())
+        _dump(threading.Lock())
     assert asyncio.run(snapshot({"a": {"b": 1}}, "a.b")) == 1
 
 
@@ -552,10 +552,10 @@ def test_copies_are_compared_by_what_differs_in_them_and_equal_where_their_data_
         list(gold["orders"].values())
     change(own)
     for one, other in ((gold, own), (own, gold)):
-        said = _difference("data", one, other)
+        said = _find_difference("data", one, other)
         assert bool(said) == bool(where)
         assert where in said
-        assert bool(said) == (_dumped(one) != _dumped(other))
+        assert bool(said) == (_dump(one) != _dump(other))
 
 
 @pytest.mark.parametrize("sides", [(0,), (1,), (0, 1)])
@@ -566,7 +566,7 @@ def test_what_neither_side_has_read_of_a_table_is_not_looked_at(sides: tuple[int
     both = CopiedDict(source), CopiedDict(source)
     for side in sides:
         both[side]["a"]["n"], both[side]["deep"]["table"]["c"]["n"] = 1, 3
-    assert _difference("data", *both) == ""
+    assert _find_difference("data", *both) == ""
 
 
 def test_a_table_is_read_in_pieces_each_within_half_of_the_time_that_is_left() -> None:
@@ -590,7 +590,7 @@ def test_a_table_is_read_in_pieces_each_within_half_of_the_time_that_is_left() -
         with running_under(Countdown(10)):
             return await snapshot(Table())
 
-    assert asyncio.run(read()) == {"t": _rows_dumped(held)}
+    assert asyncio.run(read()) == {"t": _dump_rows(held)}
     latest = max(seen)
     assert (len(seen) > 7, latest < time.monotonic() + 5) == (True, True)
 
@@ -610,4 +610,4 @@ def test_of_rows_that_are_longer_than_a_piece_one_is_read_at_a_time() -> None:
             assert (end - begin <= 1, max_size <= 16_000_000) == (True, True)
             return Rows(("a",), held[begin:end], truncated=end < len(held))
 
-    assert asyncio.run(snapshot(Table())) == {"t": _rows_dumped(held)}
+    assert asyncio.run(snapshot(Table())) == {"t": _dump_rows(held)}
