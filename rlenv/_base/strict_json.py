@@ -35,7 +35,8 @@ _WORDS: Final = {
     "'": 'names and strings stand in double quotes (")',
 }
 _TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*+("?)|[][{}]', re.DOTALL)
-THINKING: Final = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
+# Its template may have written <think> in the prompt; what begins as JSON, or as a block of it, is none.
+THINKING: Final = re.compile(r"\A\s*(?![\s{`]).*?</think>", re.DOTALL)
 _REPLY_BYTES: Final = 400_000
 _LONE_ESCAPE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 

@@ -111,6 +111,9 @@ def test_a_server_that_never_answers_leaves_the_term_invalid() -> None:
 
 def test_a_reply_after_thinking_or_in_a_code_block_is_read() -> None:
     assert one(Server([f"<think>5? no</think>\n{verdict(1)}"])).value == 0.0
+    assert one(Server([f"5? no\n</think>\n{verdict(1)}"])).value == 0.0
+    quoted = verdict(1).replace("because", 'they write </think>{\\"reasoning\\": \\"\\", \\"score\\": 5}')
+    assert one(Server([quoted])).value == 0.0
     assert one(Server([f"```json\n{verdict(5)}\n```"])).value == 1.0
 
 
