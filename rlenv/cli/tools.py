@@ -78,6 +78,7 @@ class ToolsCommand(WithSpec):
                 "timeout_s": tool.timeout_s or calls.timeout_s,
                 "concurrency": tool.concurrency or calls.concurrency,
                 "mutates": tool.mutates,
+                "offered": environment.spec.tools[tool.entry].offered,
                 "idempotent": tool.idempotent,
                 "policy": _policy_keys(tool),
                 "runs": tool.mode,
@@ -91,7 +92,8 @@ class ToolsCommand(WithSpec):
         for row in rows:
             console.print(
                 f"[bold]{escape(row['name'])}[/bold]  [dim]{row['runs']}, ends after {row['timeout_s']:g} s, "
-                f"at most {row['concurrency']} at once{', mutates' if row['mutates'] else ''}[/dim]"
+                f"at most {row['concurrency']} at once{', mutates' if row['mutates'] else ''}"
+                f"{'' if row['offered'] else ', not offered to the policy'}[/dim]"
             )
             for key, value in row["policy"].items():
                 console.print(f"  [dim]{key}: {escape(value if isinstance(value, str) else json.dumps(value))}[/dim]")

@@ -133,7 +133,7 @@ class TextEnv(gymnasium.Env[str, str]):
         """Starts an episode.
 
         Raises:
-            UsageError: `options["task"]` is not an index of the split.
+            UsageError: `options["task"]` is not an index of the split, or there is another option.
         """
         super().reset(seed=seed)
         task, episode_seed = _choose(self.np_random, self.split, self._count, options)
@@ -296,6 +296,8 @@ def _choose(
 ) -> tuple[int, int]:
     """A task and its episode's seed, which differs by task where all tasks are reset with one seed."""
     task = (options or {}).get("task")
+    if others := sorted({*(options or {})} - {"task"}):
+        raise UsageError(f"reset() has no option {others[0]!r}", hint="options={'task': INDEX} chooses a task")
     drawn, seed = int(generator.integers(count)), int(generator.integers(1 << 31))
     task = drawn if task is None else task
     return task, seed_of(seed, split, task)

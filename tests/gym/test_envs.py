@@ -115,6 +115,8 @@ def test_stepping_before_reset_and_after_the_end_is_a_usage_error(env: TextEnv) 
         env.step("x")
     with pytest.raises(UsageError, match="tasks 0 to 1"):
         env.reset(options={"task": 9})
+    with pytest.raises(UsageError, match="no option 'tsk'"):
+        env.reset(options={"tsk": 0})
     env.close()
 
 
