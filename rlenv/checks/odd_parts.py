@@ -60,12 +60,13 @@ def _unused(subject: Subject) -> Iterator[Finding]:
     }
     for word, (entries, group) in groups.items():
         for name in entries:
+            own = {one.name for one in subject.tools.values() if group == "tools" and one.entry == name}
             named = re.compile(rf"\b{re.escape(name)}\b")
             others = (text for path, text in texts if path[:2] != (group, name))
             elsewhere = [text for text in others if group != "vars" or group in text]
             # An alias of YAML may have taken over a constant.
             is_alias = group == "vars" and list(entries.values()).count(entries[name]) > 1
-            if not is_alias and not any(map(named.search, (code, *elsewhere))):
+            if not is_alias and own.isdisjoint(elsewhere) and not any(map(named.search, (code, *elsewhere))):
                 read = "no row is offered, and nothing else uses," if group == "tools" else "nothing reads"
                 message, hint = f"{read} the {word} '{name}'", "use it, or take it out"
                 yield document.warning((group, name), message, hint, f"unused-{word}", at="key")

@@ -349,10 +349,13 @@ def _check_oracle_play(subject: Subject, played: TriedPlays, got: Trajectory, wh
             is_told |= name in asked  # which is why it is no success
     if got.success is False and not is_told and asked and not played.unknown.intersection(subject.gates()):
         below = [name for name in asked if (value := got.reward.terms[name].value) is not None and value < 1]
+        shut = [name for name in asked if got.reward.terms[name].value is None]
         if spec.success is None and below:
             full = next((name for name in asked if name not in below), below[0])
             given = (below[0], got.reward.terms[below[0]].value, where, full)
             yield "wrong-success/by-default", ("rewards", below[0]), given
+        elif not below and 0 < len(shut) < len(asked):
+            yield "wrong-success/skipped", ("success",), (shut[0], where)
         elif not any(spec.rewards[name].gate for name in asked):
             yield "wrong-success/of-oracle", ("success" if spec.success else "rewards",), ("success", where)
     yield from cut_answers(got, where)

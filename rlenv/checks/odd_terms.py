@@ -165,7 +165,8 @@ def _gate_openings(subject: Subject, gate: str | None, weight: float) -> tuple[b
     terms, expression = subject.loaded.spec.rewards, compile_expression(gate or "1 > 0", by_row=True)
     asked = [terms[name] for name in expression.names]
     is_of_right = all(getattr(one, "rule", one.kind) in (*_GOOD, *_ENDS, "judge", "verify", "tests") for one in asked)
-    if not asked or not is_of_right or any(map(is_own, asked)) or expression.columns:
+    is_fixed = any(gold_key(one) and "{{" not in str(gold_in(one)) for one in asked)  # the sign of who abstains
+    if not asked or not is_of_right or is_fixed or any(map(is_own, asked)) or expression.columns:
         return False, True
     low, high = (bool(expression(dict.fromkeys(expression.names, value))) for value in (0.0, 1.0))
     is_partial = not high and all(weight < one.usual_weight for one in asked)

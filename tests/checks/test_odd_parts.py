@@ -34,6 +34,9 @@ def size(name: str) -> int:
     return len(name) * len(name)
 
 
+COUNTS = [size]
+
+
 def warm(name: str) -> float:
     "Gives the temperature."
     return {"Lima": 20.4, "Bern": 10.1, "Bath": -4.9, "Rome": 25.2}[name]
@@ -531,6 +534,10 @@ added(
 )
 SAME = {"find": tool("find")["tools"]["find"], "note": {"kind": "python", "function": "tools.py:note"}}
 LOOK = SAME["find"] | {"description": "Looks."}
+SPARE = {"tools": {"spare": {"kind": "python", "tools": "tools.py:COUNTS", "offered": False}}}
+ASKS_SIZE = {"kind": "verify", "tool": "size", "arguments": {"name": "{{ answer }}"}, "expect": {"value": 4}}
+COUNTED = {"rewards": {"right": EXACT, "doors": ASKS_SIZE}, "success": "right >= 1"}
+added("unused-tool", [SPARE], [SPARE | COUNTED])
 added("same-description", [{"tools": {**SAME, "look": LOOK}}], [{"tools": SAME}])
 # What is said twice, cut, left over or shown whole.
 TURNS = rows(things=[["Which sea is the warmest?", "And the coldest?"]])

@@ -267,7 +267,7 @@ SOUND: dict[str, dict[str, Any]] = {
     "partial credit": also("part", kind="rule", rule="f1", gate="right < 1", weight=0.3),
     "less for the form of what is wrong": also("form", kind="rule", rule="answered", gate="right < 1", weight=0.1),
     "a penalty in some rows": rows(risky=[True, False])
-    | also("harm", "right >= 1 and harm < 1", kind="rule", rule="regex", pattern="zq", weight=-2, gate="task.risky"),
+    | also("harm", "right >= 1", kind="rule", rule="regex", pattern="zq", weight=-2, gate="task.risky"),
     "a penalty for a short text": also(
         "terse", kind="rule", rule="length", of="message", max=3, unit="words", weight=-0.1
     ),

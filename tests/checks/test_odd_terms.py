@@ -387,6 +387,10 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
     "a schema for any JSON": ("only-form", {"rewards.f": {"kind": "rule", "rule": "json_schema", "schema": {}}}),
     "a gold at every turn": ("odd-turns", {"rewards.correct.when": "turn"}),
     "success turned around": ("wrong-success", {"success": "correct < 1"}),
+    "success over what some rows skip": (
+        "wrong-success",
+        {"rewards.form.gate": "task.answer > 5", "success": "correct >= 1 and form >= 1"},
+    ),
     "no success, and a term that is never at 1": ("wrong-success", {"success": None, "rewards.some": PARTLY_PAID}),
     "no success, and such a term behind a gate": (
         "wrong-success",
