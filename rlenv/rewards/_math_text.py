@@ -8,8 +8,8 @@ compared as it is written, so that "the answer is not 7" is not 7.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from fractions import Fraction
-from functools import partial
 
 from rlenv.rewards.normalise import ascii_form
 
@@ -18,12 +18,13 @@ _MARKED = r"\\(?:text|textrm|textbf|textit|mathrm|mbox|operatorname)\s*\{"
 _BOX = re.compile(rf"\\(?:boxed|fbox|displaystyle|mathbf)\s*\{{|{_MARKED}")
 _RUN = re.compile(r"\s{3,}")
 _LARGE = re.compile(r"(?:[eE]|\^\s*\{?)\s*[+-]?\d{4}")
-_COMMANDS = dict(zip("·×÷±≤≥≠∞∪∅", "cdot times div pm le ge ne infty cup emptyset".split(), strict=True))
+_COMMANDS = dict(zip("·×÷±≤≥≠∞∪∅≈", "cdot times div pm le ge ne infty cup emptyset approx".split(), strict=True))
 _SIGNS = str.maketrans({"\u2013": "-", "\u2014": "-", **{sign: f"\\{name} " for sign, name in _COMMANDS.items()}})
 _RAISED, _RAISED_DIGITS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+"), str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _ROOT_OF = re.compile(r"√\s?(?:(\d{1,40}|[A-Za-z])|(?=\())")
 _ORDINAL = re.compile(r"(?<=\d)(?:\s?\^\s?(?:\{\s?)?\\(?:text|mathrm)\s?\{(?:st|nd|rd|th)\}\}?|st|nd|rd|th)\Z")
-_THOUSANDS = re.compile(r"(?<=\d)(?:\\[,!;: ]|\{,\})(?=\d{3}(?!\d))")
+_THOUSANDS = re.compile(r"(?<=\d)(?:,\\!\s?|\\[,!;: ]|\{,\})(?=\d{3}(?!\d))")
+_DELIMITERS = re.compile(r"(?<!\\)(?:\$|\\[()\[\]])")
 _SPELLINGS = {
     r"\\(?:left|right)(?![A-Za-z])|(?<!\\)\\!": "",
     r"(?<!\\)\\[,;: ]|(?<!^)~|\\q?quad(?![A-Za-z])": " ",
@@ -65,9 +66,10 @@ _WORD = re.compile(r"[A-Za-z]{2,}")
 _MOST_WORDS = 12
 _VERBS = frozenset("are equal equals give gives has have hence is so therefore thus was were".split())
 _AS_WRITTEN = re.compile(
-    # Choices, points, the empty set, times, dates; and with what else may stand there primes, points, `5 h 6 min`.
+    # Choices, points, the empty set, times, dates; and with what else there is primes, points, `12_2`, `5 h 6 min`.
     r"(?s)[A-Z]+|\\emptyset|[0-2]?\d:[0-5]\d|\d{1,4}([-/.])\d{1,2}\1\d{1,4}"
-    rf"|.*(?:'|[A-Z]{{3}}|\\equiv|\d\s*(?:{_MARKED}\s*[A-Za-z]+\.?\s*\}}\s*|[A-WYZa-wyz][a-z]{{0,9}}\s+)\.?\d).*"
+    r"|.*(?:'|[A-Z]{3}|\\equiv|(?<![\w^.])(?:\d\w*|\(\w+\))\s*_"
+    rf"|\d\s*(?:{_MARKED}\s*[A-Za-z]+\.?\s*\}}\s*|[A-WYZa-wyz][a-z]{{0,9}}\s+)\.?\d).*"
 )
 _UNITS = {  # the s of a plural is gone by then
     "cm": "centimeter centimetre", "mm": "millimeter millimetre", "km": "kilometer kilometre kms", "m": "meter metre",
@@ -85,24 +87,31 @@ _UNIT = re.compile(
     rf"(?:{_MARKED}(?P<marked>(?:[^{{}}]|\{{\d\}}){{1,60}})\}}|(?<![\\A-Za-z])(?P<raw>[A-Za-z][A-Za-z./ ]{{0,60}})"
     r"|(?P<sign>[€£¥¢]|\^\{\\circ\}))\s*(?:\^\s*\{?\s*(?P<power>[23])\s*\}?)?\Z"
 )
+# In an answer, a unit that is not known is in the plural, as `eggs`; these words say more of a number than its unit.
 _UNIT_WORD = re.compile(
-    r"(?!(?:and|base|but|e|factorial|hal(?:f|ves)|i|incorrect|it|negative|never|no|nor|not|or|so|thirds?|wrong"
+    r"(?!(?:above|always|and|base|below|but|dozens|e|eights?|either|else|factorial|five|four|hal(?:f|ves)|hundreds|i|if"
+    r"|incorrect|it|maybe|minus|negative|never|nine|no|nor|not|one|or|others|otherwise|pairs|percentages|perhaps|plus"
+    r"|quarters|seven|six|so|sometimes|tens?|than|then|thirds?|this|three|thus|times|to|two|under|versus|was|wrong|yes"
     r"|(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand)ths?)\Z)[^\W\d_]+[23]?|[/°$€£¥¢]"
 )
+_NOUNS = "children ev hz kcal kj kpa kw men mol pa people t unit women yuan".split()
+_NOUN = re.compile("|".join([r"\w{2,}(?<!s)s", *map(re.escape, _UNIT_WORDS), *_TIMES, *_NOUNS]))
 _ENDED = re.compile(r"[\w)}\]]\Z")
 _NAMES = re.compile(r"(?<![\\A-Za-z])[A-Za-z]")
 _SUM = re.compile(r"[\w)}\]]\s*[+-]")
 _TURNS = re.compile(r"(?<![A-Za-z])(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _DEGREES = re.compile(r"(\d{1,40}(?:\.\d{1,40})?)\s?(?:\^\{\\circ\}|(?<=\s)deg(?:rees?)?(?![A-Za-z]))")
 _RUNS = re.compile(r"\\[A-Za-z]+|[A-Za-z]+")
+_GREEK_NAMES = frozenset("gamma delta theta lambda xi pi sigma upsilon phi psi omega".split())
 _TIME = re.compile(r"[0-2]?\d:[0-5]\d")
 _RATIOS = re.compile(r"\d{1,40}(?:\.\d{1,40})?(?: ?: ?\d{1,40}(?:\.\d{1,40})?){1,20}")
 _REPEATS = re.compile(r"([+-]?)(\d{0,40})\.(\d{0,40})\\(?:overline|bar|dot)\s*(?:\{(\d{1,40})\}|(\d))")
 _BASED = re.compile(
-    r"(?<![\w\\.^])(?:\((?P<in>[0-9A-Fa-f]{1,200})\)|(?P<on>\d[0-9A-Fa-f]{0,199}|[A-F][0-9A-F]{0,199}))\s*_\s*"
+    r"(?<![\w\\.^])(?:\((?P<in>[0-9A-Fa-f]{1,200})\)|(?P<on>\d[0-9A-Fa-f]{0,199}|[A-F][0-9A-F]{1,199}))\s*_\s*"
     r"(?:\{\s*(?P<set>\d{1,2})\s*\}|(?P<one>\d))(?![\w.])"
 )
-ABOUT = re.compile(r"^((?:[\s$]|\\[(\[])*)(?:\\(?:approx|approxeq|sim|simeq|cong)(?![A-Za-z])|≈|~)\s*")
+NEAR = re.compile(r"\\(?:approx|approxeq|simeq)(?![A-Za-z])|≈|^\s*(?:\\(?:sim|cong)(?![A-Za-z])|~)")
+DECIMAL = re.compile(r"(?<![\d.,_])(\^\s?-?)?(\d{1,3}(?:,\d{3})+|\d*)\.(\d+)(?![\d.])")
 _PLAIN_WORD = re.compile(
     rf"(?<![\\A-Za-z])(pi|theta|alpha|beta|gamma|infinity|infty|{'|'.join(_FUNCTIONS.split())})(?![A-Za-z])"
     r"(?!(?<=sec)[.\s]*(?:\}|\Z))"  # which are seconds
@@ -121,6 +130,7 @@ _AND = re.compile(
     r",?\s*(?:\\(?:text|textrm|mathrm|mbox)\s*\{\s*(?:and|or)\s*\}|(?<![\\A-Za-z])(?:and|or)(?![A-Za-z]))"
 )
 _COMMAS = re.compile(r"(?P<open>[(\[{])|(?P<close>[)\]}])|[,;]")
+_SEMICOLONS = re.compile(r"(?P<open>[(\[{])|(?P<close>[)\]}])|;")
 _EQUALS = re.compile(r"(?P<open>[(\[{])|(?P<close>[)\]}])|(?<![<>!:\\=])=(?!=)")
 _GROUPED = re.compile(r"[^,;()\[\]{}]*?\d{1,3}(?:,\d{3})+(?!\d)[^,;]*")
 RANGE = re.compile(r"[<>]|\\(?:[lg](?:e|eq|eqslant|t)|mathbb|cup|cap|setminus)(?![A-Za-z])")
@@ -137,7 +147,9 @@ def bare(text: str) -> str:
         text = _RAISED.sub(lambda found: f"^{{{found[0].translate(_RAISED_DIGITS)}}}", text.translate(_SIGNS))
         text = ascii_form(_ROOT_OF.sub(lambda found: rf"\sqrt{{{found[1]}}}" if found[1] else "sqrt", text))
     # Between two optional parts a run of spaces can be split at any place, and there are many such pairs below.
-    text = _unwrapped(_RUN.sub("  ", text))
+    text = unwrapped(_RUN.sub("  ", text))
+    if len(_DELIMITERS.findall(text)) % 2 == 0:
+        text = _DELIMITERS.sub(" ", text).strip()
     if (repeats := _REPEATS.fullmatch(text)) is not None:
         return _written(_repeating(repeats))
     text = _THOUSANDS.sub("", _BASED.sub(_in_ten, text))
@@ -146,9 +158,9 @@ def bare(text: str) -> str:
     text = _RUN.sub("  ", text)
     text = _DEGREES.sub(lambda one: rf"({_written(Fraction(one[1]) / 180)}\pi)", text) if _TURNS.search(text) else text
     text = _ORDINAL.sub("", text.rstrip(",;\\ ")).strip()
-    text = re.sub(r"^([+-]?)\s*\\?([$€£¥])\s*(.+)", r"\1\3\\text{\2}", text)
+    text = re.sub(r"^([+-]?)\s*\\?([$€£¥]|(?:USD|EUR)\s)\s*(.+)", r"\1\3\\text{\2}", text)
     text = text.replace(" ", "") if _SPACED.fullmatch(text) else text
-    percent = re.fullmatch(r"([^%]*?)\s*(?:\\?%|percent|\\text\{\s?(?:\\?%|percent)\s?\})", text)
+    percent = re.fullmatch(r"([^%]*?)\s*(?:\\text\{\s?)?(?:\\?%|per\s?cent|percentage|pct)\s?\}?", text)
     text = text if percent is None else percent[1]
     mixed = _MIXED.fullmatch(text)
     if mixed is not None and (value := _sum(mixed)) is not None:
@@ -200,7 +212,7 @@ def _written(number: Fraction) -> str:
     return str(number.numerator) if number.denominator == 1 else rf"\frac{{{number.numerator}}}{{{number.denominator}}}"
 
 
-def _unwrapped(text: str) -> str:
+def unwrapped(text: str) -> str:
     for _ in range(8):
         before = text
         text = text.strip()
@@ -274,7 +286,7 @@ def _has_words(text: str) -> bool:
 def as_text(text: str) -> str:
     """A text as it is compared: without spaces, marks, an article and, but for a letter that stands alone, case."""
     text = re.sub(r"^\s*(?:an?|the)\s+", "", _TEXT.sub(r" \1 ", text), flags=re.IGNORECASE)
-    text = re.sub(r"(?<!\d)[\s.]+|[\s.]+(?!\d)", "", text)  # but between numbers
+    text = re.sub(r"(?<!\d)[\s.]+|[\s.]+(?!\d)|\b0(?=\d:\d\d)", "", text)  # but between numbers
     return text if sum(char.isalpha() for char in text) == 1 else text.lower()
 
 
@@ -288,7 +300,7 @@ def split_unit(
 ) -> tuple[str, str]:
     """The text before the units at its end, and these in one spelling ("" for none).
 
-    In a `plain` text a unit is a word behind a number too, or one of `letters` set off from it (or `beside` it).
+    In a `plain` text a unit is a word behind a number too, or one of `letters` set off from it (`beside` it: answers).
     """
     named = ""
     for _ in range(8):
@@ -300,7 +312,12 @@ def split_unit(
         if not words or not all(map(_UNIT_WORD.fullmatch, words)) or before.isupper() or _has_words(before):
             break
         allowed = letters if beside or before != text[: found.start()] else frozenset[str]()
-        if _ENDED.search(before) is None or (found["raw"] and not (plain and _are_units(before, words, allowed))):
+        is_unit = not beside or _in_short(words) in letters or any(map(_NOUN.fullmatch, words))
+        if (
+            not is_unit
+            or _ENDED.search(before) is None
+            or (found["raw"] and not (plain and _are_units(before, words, allowed)))
+        ):
             break
         number = plain_number(before)
         for factor in (_TIMES[word] for word in words if word in _TIMES):
@@ -337,32 +354,39 @@ def same_ratio(mine: str, gold: str) -> bool | None:
     return [part / (sum(one) or 1) for part in one] == [part / (sum(other) or 1) for part in other]
 
 
-def _are_names(run: str) -> bool:
-    return run.isalpha() and run.lower() not in _KNOWN
-
-
 def cased(*given: str) -> tuple[str, ...]:
-    """The texts with another letter for each capital that is a name beside the same small one, as in `R - r`.
+    """The texts with another letter for each capital that is a name beside the same small one, in any of them.
 
-    The library reads both as one name."""
-    names = ["".join(filter(_are_names, _RUNS.findall(text))) for text in given]
-    both = sorted({one for held in names for one in held if one.isupper() and one.lower() in held})
+    The library reads both as one name, so that 0 were `R - r`, and `H/2` were `h/2`."""
+    names = {one for text in given for run in _RUNS.findall(text) for one in _names(run)}
+    both = sorted(one for one in names if one != one.lower() and one.lower() in names)
     unused = [one for one in "kqwvzjyxuabcfghlmnoprst" if not any(one in text.lower() for text in given)]
-    if not both or len(both) > len(unused):
-        return given
-    table = str.maketrans(dict(zip(both, unused, strict=False)))
-    turned = partial(_RUNS.sub, lambda run: run[0].translate(table) if _are_names(run[0]) else run[0])
-    return tuple(map(turned, given))
+    other = {one: f"{letter} " if one[0] == "\\" else letter for one, letter in zip(both, unused, strict=False)}
+    return tuple(
+        _RUNS.sub(lambda run: "".join(other.get(one, one) for one in _names(run[0])) or run[0], text) for text in given
+    )
+
+
+def _names(run: str) -> Sequence[str]:
+    """The names in a run of letters, or the Greek letter that a command stands for; none in a word."""
+    is_name = run[1:].lower() in _GREEK_NAMES if run[0] == "\\" else run.lower() not in _KNOWN
+    return ((run,) if run[0] == "\\" else run) if is_name else ()
 
 
 def listed(text: str) -> tuple[str, tuple[str, ...]]:
     """The bracket of a list and its elements; `1,2` has the bracket ",", and what is no list has "" and is one element.
 
-    `\\pm` stands for two elements. Of `x\\in(1,2)`, which is no pair, the bracket is "in"."""
-    if _GROUPED.fullmatch(text):
+    `\\pm` stands for two elements, `(x,y)=(1,2)` for `x=1,y=2`; `1,2;3,4` are two pairs, `x\\in(1,2)` none ("in")."""
+    pieces = _AND.split(text)
+    if len(pieces) == 1 and _GROUPED.fullmatch(text):
         return "", (text,)
+    text = ", ".join(one.replace(",", "") if _GROUPED.fullmatch(one) else one for one in pieces)
     member = _MEMBER.match(text)
-    text = _AND.sub(", ", text[member.end() :] if member else text).strip()
+    text = (text[member.end() :] if member else text).strip()
+    name, values = sides(text)
+    if name.startswith("(") and len(values) == 1 and (found := listed(values[0]))[0] == "(":
+        names = name[1:-1].split(",")
+        text = ",".join(map("{}={}".format, names, found[1])) if len(names) == len(found[1]) else text
     escaped = text.startswith("\\{")
     opening = text[escaped : escaped + 1]
     pair = {"(": "()", "[": "[]", "{": "{}"}.get(opening)
@@ -373,6 +397,9 @@ def listed(text: str) -> tuple[str, tuple[str, ...]]:
             return listed(inside)
     else:
         opening, parts = ",", _split(text, _COMMAS)
+        groups = _split(text, _SEMICOLONS)
+        if len(groups) > 1 and all(len(_split(group, _COMMAS)) > 1 for group in groups):
+            parts = [f"({group})" for group in groups]
     if opening in ",{":
         parts = [one for part in parts for one in _both(part)]
     if opening == "," and len(parts) == 1:

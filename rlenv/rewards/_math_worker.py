@@ -12,6 +12,7 @@ import json
 import logging
 import re
 import socket
+import string
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -28,6 +29,7 @@ _MEMORY_BYTES = 1 << 30
 _PLACES = 12
 _DIGITS = 400
 _GOLDS_KEPT = 512
+_POINT = (3, 5, 7, 11, 13, 17, 19, 23)  # whole: there `(-1)^n` is `\\cos n\\pi`
 _INNER = re.compile(r"\$|\\(?:boxed|fbox)|(?<!\\)\\[(\[]")
 """What the library takes an expression out of, and leaves the rest."""
 
@@ -37,11 +39,17 @@ def _parse(text: str) -> list[Any]:
     if _INNER.search(text):
         return []
     library: Any = importlib.import_module("math_verify")  # it has no types
+    text = texts.DECIMAL.sub(_as_fraction, text)
     whole = library.LatexExtractionConfig()  # in its other ways it takes a number out of what it cannot read
     # It would drop letters at the end for a unit.
     whole = replace(whole, normalization_config=replace(whole.normalization_config, units=False))
     found = list(library.parse(f"${text}$", [whole], parsing_timeout=None, fallback_mode="no_fallback"))
     return list(map(_with_unit, found)) if "i" in text else found
+
+
+def _as_fraction(decimal: re.Match[str]) -> str:
+    fraction = rf"\frac{{{decimal[2].replace(',', '')}{decimal[3]}}}{{1{'0' * len(decimal[3])}}}"
+    return f"^{{{decimal[1][1:]}{fraction}}}" if decimal[1] else fraction
 
 
 def _with_unit(expression: Any) -> Any:
@@ -55,7 +63,10 @@ def _with_unit(expression: Any) -> Any:
 
 
 def _bare(gold: str) -> str:
-    return bare(texts.ABOUT.sub(r"\1", gold))  # what is asked for is the number itself
+    first, *others = texts.NEAR.split(texts.unwrapped(gold))
+    if others and not plain_number(first) and len(first.strip()) < 2:  # what is asked for is the number itself
+        first = f"{first}={others[-1]}" if first.strip() else others[-1]
+    return bare(first)
 
 
 @lru_cache(maxsize=_GOLDS_KEPT)
@@ -101,8 +112,12 @@ def _same(mine: str, gold: str) -> bool | None:
     (kind, parts), (kind_of_gold, parts_of_gold) = listed(mine), listed(gold)
     if kind and kind_of_gold:
         return _same_parts({kind, kind_of_gold}, parts, parts_of_gold)
+    if kind == "," and plain_number(whole := bare(re.sub(r"\s+and\s+", " ", mine))) is not None:
+        mine, kind, parts = whole, "", (whole,)  # `2 and 1/2`
     mine, gold = mine if kind else parts[0], gold if kind_of_gold else parts_of_gold[0]
     (name, found), (name_of_gold, wanted) = sides(mine), sides(gold)
+    if len(wanted) > 1 and not any(one.free_symbols for one in _parsed(gold)):  # the library finds all true ones equal
+        return len(found) == len(wanted) and all(map(_same, found, wanted))
     if len(wanted) > 1 or (name_of_gold and not name and len(found) > 1):
         return _same_side(mine, gold)  # an equation, as a whole
     if len(found) > 8 or (name_of_gold and name and name != name_of_gold):
@@ -122,6 +137,7 @@ def _same_parts(kinds: set[str], mine: Sequence[str], gold: Sequence[str]) -> bo
     named = [{sides(part)[0] for part in parts} - {""} for parts in (mine, gold)]
     are_apart = named[0] != named[1] and max(map(len, named)) > 1
     if are_apart or not kinds <= {",", "{"}:
+        mine, gold = (_in_order(parts) if are_apart and "" in map("".join, named) else parts for parts in (mine, gold))
         return not (are_apart and "{" in kinds) and all(map(_same, mine, gold))
     left = list(gold)
     for part in mine:
@@ -132,12 +148,26 @@ def _same_parts(kinds: set[str], mine: Sequence[str], gold: Sequence[str]) -> bo
     return True
 
 
+def _in_order(parts: Sequence[str]) -> Sequence[str]:
+    """The parts of `y=7,x=4` as those of a point, for neighbours in the alphabet; others as they stand."""
+    names = "".join(sorted(sides(part)[0] for part in parts))
+    return sorted(parts) if len(names) == len(parts) and names in string.ascii_letters else parts
+
+
 def _same_side(mine: str, gold: str) -> bool | None:
+    mine, *rounded = (part.strip() for part in texts.NEAR.split(mine))
     expected, unit_of_gold = split_unit(gold)
     found, unit = split_unit(mine, letters=texts.LETTERS | {unit_of_gold}, beside=True, plain=not has_names(expected))
     if unit and unit_of_gold and unit != unit_of_gold:
         return False
-    return _same_value(found, expected)
+    return _same_value(found, expected) and all(_is_rounded(found, split_unit(one)[0]) for one in rounded)
+
+
+def _is_rounded(text: str, decimal: str) -> bool:
+    """True if a decimal is a number to fewer places, as in `\\frac{2}{3}\\approx 0.67`."""
+    number = plain_number(decimal)
+    unit = 10 ** len(decimal.partition(".")[2])
+    return number is not None and any(one.is_number and abs(one - number) * unit < 1 for one in _parse(text))
 
 
 def _same_value(mine: str, gold: str) -> bool | None:
@@ -148,34 +178,43 @@ def _same_value(mine: str, gold: str) -> bool | None:
         return is_same
     if is_text(mine) or is_text(gold):
         return texts.as_text(mine) == texts.as_text(gold) or (False if is_text(gold) else None)
-    if texts.ABOUT.match(mine):
-        return False
+    is_decimal = any(known is not None and "." in text for known, text in ((number, mine), (expected, gold)))
     mine, gold = texts.cased(mine, gold)
     answer, wanted = _parse(mine), _parsed(gold)
     if not answer:
         return None
-    return _verify(wanted, answer) and all(not _differ(one, other) for one in wanted for other in answer)
+    agreed = {_agree(one, other, is_decimal=is_decimal) for one in wanted for other in answer}
+    return False not in agreed and (True in agreed or _verify(wanted, answer))
 
 
-def _differ(one: Any, other: Any) -> bool:
-    """True of two numbers so near to each other, or to zero, that the library takes them for the same.
+def _agree(one: Any, other: Any, *, is_decimal: bool) -> bool | None:
+    """True of equal numbers, False of different ones and of expressions that differ in a point; else None.
 
-    Exact ones differ by any gap, one with decimals by what is no rounding.
+    Exact numbers differ by any gap; one with decimals by what is no rounding, and three digits have to be right.
     """
     sympy: Any = importlib.import_module("sympy")
-    if one == other or not all(isinstance(number, sympy.Expr) for number in (one, other)):
-        return False
+    if not all(isinstance(number, sympy.Expr) for number in (one, other)):
+        return None
+    if one == other:
+        return True
+    gap = one - other
+    if gap.has(sympy.Integral, sympy.Limit, sympy.Product, sympy.Sum):
+        return None
+    exactly: dict[str, Any] = {"maxn": _DIGITS, "strict": True}
     with suppress(ArithmeticError, AttributeError, NotImplementedError, TypeError, ValueError):
-        # A gap that is not decided within so many digits is none, but for rational numbers.
-        digits: dict[str, Any] = {"maxn": _DIGITS, "strict": True}
-        gap = one - other
-        if gap.is_number and not gap.has(sympy.Float, sympy.Integral, sympy.Limit, sympy.Product, sympy.Sum):
-            with suppress(ArithmeticError):
-                return bool(gap.evalf(2, **digits) != 0)
-            return bool(gap.doit().is_Rational and gap.doit() != 0)
-        size, gap = (abs(number.evalf(_PLACES, **digits)) for number in (one, gap))
-        return bool(gap > size * 10 ** -(_PLACES if gap < 10 ** (2 - 2 * _PLACES) else 3))
-    return False
+        if gap.free_symbols:
+            point = dict(zip(sorted(gap.free_symbols, key=str), _POINT, strict=False))
+            size, apart = (abs(number.evalf(_PLACES, subs=point)) for number in (one, gap))
+            return False if apart.is_finite and apart > (1 + size) * 10**-6 else None
+        with suppress(ArithmeticError):  # a gap that is not decided within so many digits is none
+            if not is_decimal:
+                return bool(gap.evalf(2, **exactly) == 0)
+            size, apart = (abs(number.evalf(_PLACES, **exactly)) for number in (one, gap))
+            near = size * 10 ** -(_PLACES if apart < 10 ** (2 - 2 * _PLACES) else 3)
+            return bool(apart < 10**-_PLACES and apart <= near)
+        gap = gap.doit()
+        return not gap.is_Rational or gap == 0
+    return None if gap.free_symbols else False
 
 
 def _verify(gold: tuple[Any, ...], mine: list[Any]) -> bool:

@@ -61,7 +61,8 @@ def test_equality_is_that_of_mathematics(answer: str | None, gold: object, value
         ("r-R", "R-r", 0.0),
         ("(R-r)(R+r)", "R^2-r^2", 1.0),
         (r"\frac{M}{m}", "M/m", 1.0),
-        ("2r", "2R", 1.0),
+        ("2r", "2R", 0.0),
+        (r"\Omega t", r"\omega t", 0.0),
         ("none", "None", 1.0),
         # A ratio of three is no division, and the names of points no product.
         ("3:5:4", "3:4:5", 0.0),

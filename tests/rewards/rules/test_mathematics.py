@@ -160,6 +160,23 @@ A' | A^{\prime}
 f''(x)=2 | f^{\prime\prime}(x)=2
 a_{n}=2n-1 | a_n=2n-1
 3\mathbf{i}-2\mathbf{j} | -2\mathbf{j}+3\mathbf{i}
+(x,y)=(4,7) | (y,x)=(7,4)
+(x,y)=(4,7) | y=7, x=4
+(4,7) | y=7\text{ and }x=4
+(4,7) | (y,x)=(7,4)
+p=5,q=2;p=7,q=2 | (5,2),(7,2)
+10,000\text{ and }5 | 5, 10000
+24, 28, 3,\!200 | 24, 28, 3200
+$8$, $4$ or $\frac12$ | 4, 8, 0.5
+09:15 | 9:15
+\$10 | USD 10
+28\% | 28 pct
+18 | 18 eggs
+\frac{\sqrt{3}}{3} | \frac{\sqrt{3}}{3} \approx 0.577
+\sqrt{2} | 2^{0.5}
+\frac{s+1}{10s} | 0.1(1.0s+1)/s
+\ln(1.5) | \ln\frac{3}{2}
+1-\frac{1}{2^{99}} | \frac{2^{99}-1}{2^{99}}
 2-\frac{1}{2^{99}} | \frac{2^{100}-1}{2^{99}}
 1-\frac{1}{2022!} | \frac{2022!-1}{2022!}
 (2+\sqrt3)^{50}+(2-\sqrt3)^{50} | (7+4\sqrt3)^{25}+(7-4\sqrt3)^{25}
@@ -256,6 +273,22 @@ x=2, y=3 | \{2,3\}
 2k\pi, k\in\mathbb{Z} | 2k\pi
 3\mathbf{i}-2\mathbf{j} | 3\mathbf{i}+2\mathbf{j}
 \frac{GMm}{r^2} | \frac{GM^2}{r^2}
+(x,y)=(4,7) | (y,x)=(4,7)
+(4,7) | (y,x)=(4,7)
+(4,7) | y=4, x=7
+a=1,b=2,c=3 | (a,c,b)=(1,2,3)
+a+B | A+b
+\frac{h}{2} | \frac{H}{2}
+\pi r^2 | \Pi r^2
+8 | 7 \approx 8
+2516_8 | 1358_8
+22_2 | 10110_2
+37 | 37_5
+7 | 7 maybe
+7 | 7\text{ eight}
+7 | 7\text{ degrees below zero}
+\log_6(216)=3 | \log_{36}(36)=1
+\log(e^2)=2 | \log(e^5)=5
 2-\frac{1}{2^{99}} | 2-\frac{1}{2^{98}}
 1-\frac{1}{2022!} | 1-\frac{1}{2021!}
 \frac{1}{2^{2024}} | -\frac{1}{2^{2024}}
@@ -291,6 +324,15 @@ def test_a_letter_right_behind_a_number_is_a_name_in_an_accepted_answer_and_may_
     assert measure("math_equal", reward_context(answer="1,2"), expect=r"1\text{ or }2").value == 1, "no unit"
 
 
+def test_an_answer_is_a_mixed_number_or_a_list_and_its_rounding_is_one() -> None:
+    golds = {"2 and 1/2": [r"\frac{5}{2}", r"2, \frac{1}{2}"], r"\sqrt{2}\approx 1.41": [r"\sqrt{2}"]}
+    wrong = {r"7\approx 8": ["7", "8"], r"\sqrt{2}\approx 1.7": [r"\sqrt{2}"], r"x\approx 7": ["7"]}
+    for value, pairs in ((1, golds), (0, wrong)):
+        for answer, of in pairs.items():
+            for gold in of:
+                assert measure("math_equal", reward_context(answer=answer), expect=gold).value == value, (answer, gold)
+
+
 READ_IN_PART = r"""
 7|8 7||8 7\\8 7\8 7?8 7@8 7#8 7&8 7`8 7^ 7_ 7{8 7}8 7) 7] 7> 7| 7/ 7* 7+ 7- 7>8 7!=8 7... 7\cdot 7\pm 7\ge 7\neq 7\not
 7\%8 7\color{red}8 7\cancel{8} 7\hspace{1cm}8 7\tag{8} 7\text{8} 7\mathbf{8} 7\in{A} 8\fbox{7} \fbox{7}8 \fbox{7},8
@@ -307,7 +349,7 @@ def test_a_list_of_several_is_the_point_that_it_names(answer: str) -> None:
 
 
 def test_what_is_read_in_part_is_not_that_part() -> None:
-    texts = [*READ_IN_PART.split(), "8\n\\(7\\)", "\\[7\\]\n8", "7 or 8", "0,001,500"]
+    texts = [*READ_IN_PART.split(), "8\n\\(7\\)", "\\[7\\]\n8", "7 or 8", "7 or so", "0,001,500"]
     expect = ["7", "1500", "0.001", r"\pi"]
     assert [text for text in texts if measure("math_equal", reward_context(answer=text), expect=expect).value] == []
 
