@@ -125,7 +125,8 @@ def test_a_template_that_rewrites_dialogues_is_told_with_the_choice(
         (["{spec}", "--preset", "gpuu"], "no preset 'gpuu'; did you mean 'gpu'"),
         (["{spec}", "run.max_promt_length=3"], "did you mean 'run.max_prompt_length'"),
         (["{spec}", "data.max_promt_length=3"], "max_promt_length"),
-        (["{spec}", "run.train_split=tran"], "no split 'tran' in lengths"),
+        (["{spec}", "run.train_split=tran"], "no split 'tran' in lengths; it has train"),
+        (["{spec}", "run.validation_split=tst"], "name one by run.validation_split=NAME, or add tasks.tst"),
     ],
 )
 @pytest.mark.filterwarnings("ignore")

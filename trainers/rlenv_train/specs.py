@@ -122,6 +122,16 @@ def load_specs(
     return tuple(out)
 
 
+def check_splits(specs: Sequence[TrainedSpec], run: Mapping[str, Any]) -> None:
+    """Raises UsageError where a spec has no split of the name that a run trains on, or is validated on."""
+    for spec in specs:
+        splits = spec.environment.spec.tasks
+        for key in ("train_split", "validation_split"):
+            if run[key] not in splits:
+                hint = f"it has {', '.join(splits)}; name one by run.{key}=NAME, or add tasks.{run[key]}"
+                raise UsageError(f"no split '{run[key]}' in {spec.name}", hint=hint)
+
+
 def _name_of(source: str, everywhere: Mapping[str, Any]) -> str:
     path = find(source)
     return str(everywhere.get("name") or read_source(path).get("name") or path.stem)

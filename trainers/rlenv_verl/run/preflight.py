@@ -19,7 +19,7 @@ from rlenv.models import local_model
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.bound import bind, load_tokenizer
 from rlenv.tokens.encoder import History
-from rlenv_train.specs import TrainedSpec, load_specs, read_override, spec_and_overrides
+from rlenv_train.specs import TrainedSpec, check_splits, load_specs, read_override, spec_and_overrides
 from rlenv_verl.run import Run
 from rlenv_verl.run.model import lacking_of
 from rlenv_verl.run.prepare import preset_of
@@ -326,11 +326,14 @@ def look(
         raise UsageError("name the spec to look at: rlenv train --preflight SPEC --model FOLDER")
     if sample < 1:
         raise UsageError(f"--sample {sample}: expected at least 1")
+    if model == "tiny":
+        raise UsageError("the tiny policy is made by a run", hint="rlenv train SPEC --dry-run says what it would do")
     specs = load_specs(sources, set=set)
     chosen, overrides = preset_of(preset or "cpu", overrides, algorithm=algorithm, mode=mode, lora=lora)
     place = local_model(model, chat_template=chat_template)
     config, is_checked = config_of(chosen, place, overrides)
     run = chosen.run
+    check_splits(specs, run)
     splits = [before.PlayedSplit(run["train_split"])]
     if run["validation_split"] != run["train_split"]:
         splits.append(before.PlayedSplit(run["validation_split"], run["validation_tasks"], is_trained=False))

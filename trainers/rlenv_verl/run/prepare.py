@@ -19,7 +19,7 @@ from rlenv.tokens.encoder import HISTORIES, History
 from rlenv_train.fate import failure_policy
 from rlenv_train.keeping import KEEP_GB
 from rlenv_train.samples import stragglers
-from rlenv_train.specs import Shipped, TrainedSpec, load_specs, ship, spec_and_overrides
+from rlenv_train.specs import Shipped, TrainedSpec, check_splits, load_specs, ship, spec_and_overrides
 from rlenv_verl.loop import check_reward_model
 from rlenv_verl.run import Mode, Run, SpecEntry
 from rlenv_verl.run.inputs import agent_name, joining, mixed_rows, validation_rows, write_rows
@@ -186,6 +186,7 @@ def prepare(
 def _write_inputs(settings: RunSettings, folder: Path, modes: Sequence[Mode], overrides: tuple[str, ...]) -> None:
     """The data sets, the agent loops' YAML and the preset as it was laid out."""
     run = settings.preset.run
+    check_splits(settings.specs, run)
     environments = [spec.environment for spec in settings.specs]
     weighed = [(spec.environment, spec.weight) for spec in settings.specs]
     prompts = None
