@@ -78,16 +78,16 @@ def quick_result(
 
     `inline`: the tool and the arguments of a call that runs on the loop. Raises CassetteError: there is no answer.
     """
-    if inline is None or (asked := _make_event(lane, *inline, context)) is None:
+    if inline is None or (request := _make_event(lane, *inline, context)) is None:
         return run(call, context)
     assert isinstance(call, ToolCall)
-    event = lane.tape.look(lane, asked)
+    event = lane.tape.look(lane, request)
     if event.outcome:
         return said_again(event, _replayer(call, context))
     try:
         result = run(call, context)
     except EpisodeError as error:
-        if (ending := _failed_event(event, error)) is not None:
+        if (ending := _ending_event(event, error)) is not None:
             lane.tape.keep(lane, ending)
         raise
     lane.tape.keep(lane, _result_event(event, result))
@@ -103,14 +103,14 @@ async def slow_result(
 ) -> ToolResult:
     """The result of a call that may take its time: from the tape, or from the tool."""
     tool, call = made[0].tool, made[1]
-    asked = _make_event(lane, tool, call.arguments, context)
-    if asked is None or is_spoiled(tool):
+    event = _make_event(lane, tool, call.arguments, context)
+    if event is None or is_spoiled(tool):
         return await run(made, context, index)
     make = partial(run, made, context, index)
-    return await through(lane, asked, make, again=_replayer(call, context), kept=_result_event, failed=_failed_event)
+    return await through(lane, event, make, again=_replayer(call, context), kept=_result_event, failed=_ending_event)
 
 
-def _failed_event(event: Event, error: BaseException) -> Event | None:
+def _ending_event(event: Event, error: BaseException) -> Event | None:
     """The end of an episode as a tape keeps it; a miss, which is this run's own, is none of it."""
     if isinstance(error, asyncio.CancelledError):
         return event.ended("cancelled")
@@ -128,8 +128,8 @@ async def run_try(
     lane: Lane, tool: Tool, arguments: Mapping[str, Any], context: ToolContext, run: Callable[[], Awaitable[ToolOutput]]
 ) -> ToolOutput:
     """One try of a tool whose calls are spoiled on purpose: what it gave or raised, from the tape or from the tool."""
-    asked = _make_event(lane, tool, arguments, context)
-    return await (run() if asked is None else through(lane, asked, run, again=_replay, kept=_output, failed=_failure))
+    event = _make_event(lane, tool, arguments, context)
+    return await (run() if event is None else through(lane, event, run, again=_replay, kept=_output, failed=_failure))
 
 
 def _output(event: Event, output: Any) -> Event:
@@ -137,14 +137,14 @@ def _output(event: Event, output: Any) -> Event:
     text = output.text if type(output) is ToolOutput else None
     if type(text) is not str:
         return event.ended("failed", {"is_output": type(output) is ToolOutput}, "bug")
-    held = plain(output)
-    is_json = held["value"] == output.value
-    return event.ended("ok", held) if is_json else event.ended("refused", reason="its value is no JSON")
+    response = plain(output)
+    is_json = response["value"] == output.value
+    return event.ended("ok", response) if is_json else event.ended("refused", reason="its value is no JSON")
 
 
 def _failure(event: Event, error: BaseException) -> Event:
     """A try with what it raised. Of a bug it matters whether it is an Exception, since others are not tried again."""
-    if isinstance(error, EpisodeError) and (ending := _failed_event(event, error)) is not None:
+    if isinstance(error, EpisodeError) and (ending := _ending_event(event, error)) is not None:
         return ending
     if isinstance(error, ToolFailed):
         names = ("text", "reason", "retryable", "whose", "details")
@@ -175,10 +175,10 @@ def _replay(event: Event) -> ToolOutput:
 def _result_event(event: Event, result: Any) -> Event:
     """A call with its result."""
     assert isinstance(result, ToolResult)
-    held = plain(result)
-    if held["value"] != result.value:
+    response = plain(result)
+    if response["value"] != result.value:
         return event.ended("refused", reason=f"the value of {result.name} is no JSON")
-    return event.ended("ok" if result.outcome == "ok" else "failed", held, result.reason)
+    return event.ended("ok" if result.outcome == "ok" else "failed", response, result.reason)
 
 
 def _replayer(call: ToolCall, context: ToolContext) -> Callable[[Event], ToolResult]:
@@ -250,9 +250,9 @@ def ended(call: ToolCall, output: Any, started: float, context: ToolContext, *, 
         limit = max_chars if context.turn >= 0 else _MAX_REWARD_VALUE
         if size(value, limit) > limit:
             value = text if isinstance(value, str) else None
-            told = f"a value of more than {limit} characters"
+            note = f"a value of more than {limit} characters"
             details = dict(details or {})
-            details["left_out"] = f"{details['left_out']}; {told}" if "left_out" in details else told
+            details["left_out"] = f"{details['left_out']}; {note}" if "left_out" in details else note
         else:
             value = redact_value(value)
             if isinstance(value, str):

@@ -58,7 +58,7 @@ class Fence:
 
     def __call__(self, material: Material) -> str:
         """`material` as it stands in the prompt."""
-        return f"<{self.mark}>{_fitted(material, self._limit)}</{self.mark}>"
+        return f"<{self.mark}>{_fit_material(material, self._limit)}</{self.mark}>"
 
     @property
     def instructions(self) -> str:
@@ -71,20 +71,20 @@ class Fence:
         )
 
 
-def _fitted(material: Material, limit: int) -> str:
+def _fit_material(material: Material, limit: int) -> str:
     """`material` as JSON of at most about `limit` characters."""
     size = limit
     texts = [material] if isinstance(material, str) else [text for entry in material for text in entry.values()]
     while (least := sum(min(len(text), size) for text in texts)) > 2 * limit and size > _LEAST:
         size = max(min(size // 2, size * limit // least), _LEAST)  # JSON is no shorter, so nothing is written for it
     while True:
-        written = _json(_shortened(material, size, limit))
+        written = _json_text(_shorten_texts(material, size, limit))
         if len(written) <= limit or size < _LEAST:
             return written
         size = max(min(size // 2, int(size * limit / len(written))), _LEAST // 2)
 
 
-def _shortened(material: Material, size: int, limit: int) -> Any:
+def _shorten_texts(material: Material, size: int, limit: int) -> Any:
     """`material` with each text within `size` characters, and no more entries than `limit` has room for."""
     if isinstance(material, str):
         return encodable(cut_middle(material, size))
@@ -96,13 +96,13 @@ def _shortened(material: Material, size: int, limit: int) -> Any:
     return [{key: encodable(cut_middle(text, size)) for key, text in entry.items()} for entry in entries]
 
 
-def _json(value: Any) -> str:
+def _json_text(value: Any) -> str:
     """JSON whose texts are without signs of control tokens; the structure's own brackets stay."""
     if isinstance(value, str):
         return json.dumps(value).translate(_ESCAPES)
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_json(key)}: {_json(item)}" for key, item in value.items()) + "}"
-    return "[" + ", ".join(map(_json, value)) + "]"
+        return "{" + ", ".join(f"{_json_text(key)}: {_json_text(item)}" for key, item in value.items()) + "}"
+    return "[" + ", ".join(map(_json_text, value)) + "]"
 
 
 def transcript(turns: Sequence[Turn]) -> list[dict[str, str]]:
@@ -148,24 +148,24 @@ class Question:
 
     async def key(self, whom: list[str], named: Sequence[str]) -> bytes:
         """The key of what `whom` is asked about material of these names."""
-        material = [text for name in named for text in _texts(self.material[name])]
+        material = [text for name in named for text in _texts_of(self.material[name])]
         is_long = sum(map(len, material)) > _HASHED_AT_ONCE
-        return await asyncio.to_thread(_key, whom, material) if is_long else _key(whom, material)
+        return await asyncio.to_thread(_digest_of, whom, material) if is_long else _digest_of(whom, material)
 
 
-def _texts(material: Material) -> list[str]:
+def _texts_of(material: Material) -> list[str]:
     """All texts of a material, and how it is made of them."""
     if isinstance(material, str):
         return ["text", material]
     return ["list", str(len(material)), *(text for one in material for text in (str(len(one)), *sum(one.items(), ())))]
 
 
-def _key(whom: list[str], material: list[str]) -> bytes:
+def _digest_of(whom: list[str], material: list[str]) -> bytes:
     """The key of a question, whose length does not matter and of which nothing is kept."""
     digest = hashlib.sha256(orjson.dumps(whom))
     for text in material:
-        given = text.encode("utf-8", "surrogatepass")
-        digest.update(len(given).to_bytes(8, "big") + given)
+        data = text.encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(8, "big") + data)
     return digest.digest()
 
 
@@ -210,13 +210,13 @@ class ReplySchema:
         self.scale = scale
         self.key = key
         self._choices = choices
-        self.schema: dict[str, Any] = dict(schema) if schema is not None else _default(key, scale, choices)
+        self.schema: dict[str, Any] = dict(schema) if schema is not None else _default_schema(key, scale, choices)
         properties = self.schema.get("properties", {})
         if key not in properties:
             raise UsageError(
                 f"it has no property '{key}', which is to hold the score", key="schema", hint="name another by key"
             )
-        self.nonce_key = _free("nonce", properties)
+        self.nonce_key = _free_name("nonce", properties)
         with told_as(UsageError, "not a valid JSON Schema:", ValueError, key="schema"):
             self._validator = BoundedValidator(self.schema)
 
@@ -260,7 +260,7 @@ class ReplySchema:
         text = THINKING.sub("", text).strip()
         if fenced := _FENCED.match(text):
             text = fenced[1]
-        reply = _parsed(text)
+        reply = _parse_reply(text)
         if not isinstance(reply, dict):
             raise UnreadableReply(f"the reply is a {type(reply).__name__}; expected an object")
         given = reply.pop(self.nonce_key, None)
@@ -276,13 +276,13 @@ class ReplySchema:
         low, high = self.scale
         if not low <= value <= high:
             raise UnreadableReply(f"'{self.key}' is {value}, outside of {low:g} to {high:g}")
-        if given is None and any(_repeats(reply, self.key, one) for one in material):
+        if given is None and any(_is_repeated(reply, self.key, one) for one in material):
             raise UnreadableReply(f"the reply repeats the material, without the '{self.nonce_key}' that was asked for")
         reason = next((str(reply[name]) for name in ("reasoning", "reason") if name in reply), "")
         return JudgeVerdict(float(value), encodable(cut_middle(reason, _MAX_REASON_CHARS)))
 
 
-def _parsed(text: str) -> Any:
+def _parse_reply(text: str) -> Any:
     """The one JSON value that `text` is; a key that stands twice in an object makes it unreadable."""
     try:
         orjson.loads(text)  # JSON as the standard has it: no NaN, bounded depth
@@ -293,12 +293,12 @@ def _parsed(text: str) -> Any:
         raise UnreadableReply(f"the reply is not one JSON value ({error}): {text!r:.80}") from error
 
 
-def _repeats(reply: Mapping[str, Any], key: str, material: str) -> bool:
+def _is_repeated(reply: Mapping[str, Any], key: str, material: str) -> bool:
     """True if a text holds every pair of a reply, in whatever order, spacing or escapes."""
     flat = _SPACE.sub("", material)
     is_number = not isinstance(reply[key], str)
     score = re.escape(f'"{key}":') + r"(-?[\d.eE+-]{1,40})"
-    if is_number and not any(_same(found, reply[key]) for found in re.findall(score, flat)):
+    if is_number and not any(_is_same_number(found, reply[key]) for found in re.findall(score, flat)):
         return False
 
     def is_there(name: str, value: Any) -> bool:
@@ -310,20 +310,20 @@ def _repeats(reply: Mapping[str, Any], key: str, material: str) -> bool:
     return all((name == key and is_number) or is_there(name, value) for name, value in reply.items())
 
 
-def _same(written: str, value: float) -> bool:
+def _is_same_number(written: str, value: float) -> bool:
     try:
         return float(written) == value
     except ValueError:
         return False
 
 
-def _free(name: str, taken: Mapping[str, Any]) -> str:
+def _free_name(name: str, taken: Mapping[str, Any]) -> str:
     while name in taken:
         name += "_"
     return name
 
 
-def _default(key: str, scale: tuple[float, float], choices: Mapping[str, float] | None) -> dict[str, Any]:
+def _default_schema(key: str, scale: tuple[float, float], choices: Mapping[str, float] | None) -> dict[str, Any]:
     low, high = scale
     score = {"type": "number", "minimum": low, "maximum": high}
     # The reason comes first, so that the score follows from it and not the other way round.
@@ -385,8 +385,8 @@ class Health:
         breaker = self._breaker
         if not breaker.admits():
             spec = self._spec
-            told = f"{spec.failures} failures in a row; it is tried again after {spec.reset_s:g} s"
-            raise EndpointError(f"endpoint '{self._name}' is left alone: {told}")
+            message = f"{spec.failures} failures in a row; it is tried again after {spec.reset_s:g} s"
+            raise EndpointError(f"endpoint '{self._name}' is left alone: {message}")
         begun, answers = self._clock(), self._answers
         try:
             found = await request()

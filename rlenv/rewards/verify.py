@@ -86,11 +86,11 @@ class _Verify:
         if context.answer is None and self.reads_answer:
             return Measured(0.0, "no answer")
         arguments = self.arguments(context)
-        gold = asyncio.ensure_future(self._golds(context))
+        gold = asyncio.ensure_future(self._gold_sides(context))
         try:
             result = await context.call(self.tool.name, arguments)
             golds = await gold
-            known = None if result.outcome == "ok" else self._gold_call(context)
+            known = None if result.outcome == "ok" else self._first_gold_call(context)
             if may_be_lost(result, self.tools, known=known):
                 result = await settled(Lost(self.tool.name, arguments, result), self.tool, context, known=known)
         finally:
@@ -106,28 +106,28 @@ class _Verify:
         if result.outcome == "ok":
             mine = comparators.Side(result.text, result.value, arguments)
             if self.is_own or not any(map(comparators.is_large, golds)):
-                best = self._best(mine, golds)
+                best = self._find_best(mine, golds)
             else:
-                best = await asyncio.to_thread(self._best, mine, golds)
+                best = await asyncio.to_thread(self._find_best, mine, golds)
             return replace(best, details={**best.details, **seen})
         # A result that does not say whose it is was made by other hands than the executor's, and by what it declares.
         if result.whose in ("policy", "") and result.outcome in ("failed", "timeout", "bad_arguments"):
-            told = {"outcome": result.outcome} | ({"reason": result.reason} if result.reason else {})
-            return Measured(self.failed, result.text, {**told, **seen})
+            failure = {"outcome": result.outcome} | ({"reason": result.reason} if result.reason else {})
+            return Measured(self.failed, result.text, {**failure, **seen})
         raise RewardError(
             f"the tool '{self.tool.name}' was not run: {result.outcome} ({result.reason or 'no reason'}): "
             f"{result.text:.200}"
         )
 
-    def _gold_call(self, context: RewardContext) -> Mapping[str, Any] | None:
+    def _first_gold_call(self, context: RewardContext) -> Mapping[str, Any] | None:
         """The arguments of the first gold call, which has gone well; None where there is none."""
         if self.is_call:
             for item in self.alternatives(context):
-                for arguments in self._spread(self.expected(context, item=item)):
+                for arguments in self._spread_calls(self.expected(context, item=item)):
                     return arguments
         return None
 
-    def _best(self, mine: comparators.Side, golds: Sequence[comparators.Side]) -> Measured:
+    def _find_best(self, mine: comparators.Side, golds: Sequence[comparators.Side]) -> Measured:
         best = Measured(0.0, mine.text)
         for index, gold in enumerate(golds):
             found = self.compare(mine, gold)
@@ -141,20 +141,20 @@ class _Verify:
                 break
         return best
 
-    async def _golds(self, context: RewardContext) -> Sequence[comparators.Side]:
-        filled = [self.expected(context, item=item) for item in self.alternatives(context)]
+    async def _gold_sides(self, context: RewardContext) -> Sequence[comparators.Side]:
+        values = [self.expected(context, item=item) for item in self.alternatives(context)]
         if not self.is_call:
-            if any(value is None for value in filled):
+            if any(value is None for value in values):
                 raise UnfitGold("expect: the task gives no value to compare with")
-            return [comparators.Side(value if isinstance(value, str) else str(value), value) for value in filled]
-        calls = [call for arguments in filled for call in self._spread(arguments)]
+            return [comparators.Side(value if isinstance(value, str) else str(value), value) for value in values]
+        calls = [call for arguments in values for call in self._spread_calls(arguments)]
         if not calls:
             raise UnfitGold("expect: the task gives no alternative to compare with")
         # In order and not at once: most tasks have one, the rest are few, and each is computed once per task.
         is_sure = self._is_sure if self.tool.reaches_out else None
-        return [await self.cache.get(arguments, context, self._run, is_sure) for arguments in calls]
+        return [await self.cache.get(arguments, context, self._run_gold, is_sure) for arguments in calls]
 
-    def _spread(self, arguments: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    def _spread_calls(self, arguments: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         several = [name for name in self.spread if isinstance(arguments.get(name), (list, tuple))]
         if not several:
             return [arguments]
@@ -163,7 +163,7 @@ class _Verify:
         (name,) = several
         return [{**arguments, name: value} for value in arguments[name]]
 
-    async def _run(self, arguments: Mapping[str, Any], context: RewardContext) -> comparators.Side:
+    async def _run_gold(self, arguments: Mapping[str, Any], context: RewardContext) -> comparators.Side:
         result = await known_call(self.tool, arguments, context)
         if self.is_left and result.reason == "refused" and may_be_lost(result, self.tools):
             result = await settled(Lost(self.tool.name, arguments, result), self.tool, context)
@@ -218,7 +218,7 @@ def _compile(name: str, spec: VerifySpec, context: TermCompileContext) -> Term:
         arguments=compile_for_context(
             dict(spec.arguments), where="arguments", names=frozenset(("task", "vars", "resources", "answer"))
         ),
-        alternatives=_alternatives(expect),
+        alternatives=_compile_alternatives(expect),
         expected=expected,
         is_call=is_call,
         spread=frozenset(key for key, schema in properties.items() if _takes_no_list(schema)),
@@ -232,7 +232,7 @@ def _compile(name: str, spec: VerifySpec, context: TermCompileContext) -> Term:
     return Term(name=name, spec=spec, measure_async=verify.measure, where=where_answer if verify.reads_answer else None)
 
 
-def _alternatives(expect: ExpectSpec) -> Callable[[RewardContext], Sequence[Any]]:
+def _compile_alternatives(expect: ExpectSpec) -> Callable[[RewardContext], Sequence[Any]]:
     if expect.any_of is None:
         return lambda context: (None,)
     fill = compile_for_context(expect.any_of, where="expect.any_of", names=frozenset(_NOT_GOLD[:-1]))

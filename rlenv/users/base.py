@@ -39,13 +39,13 @@ def heard(dialogue: Sequence[Message]) -> list[Message]:
 
     Long messages are cut, and the oldest ones left out where all of them are too long together.
     """
-    shown, room = list[Message](), _MAX_DIALOGUE_CHARS
+    kept, room = list[Message](), _MAX_DIALOGUE_CHARS
     for one in reversed(dialogue):
         content = broken(encodable(cut_middle(one.content, _MAX_HEARD_CHARS)))
         if (room := room - len(content)) < 0:
             break
-        shown.append(replace(one, content=content))
-    return shown[::-1]
+        kept.append(replace(one, content=content))
+    return kept[::-1]
 
 
 Call = Callable[[str, Any, float], Awaitable[ToolResult]]
@@ -130,8 +130,8 @@ class Conversation:
         parts = prompt, turns, None if said is None else said.content, self._hears_all
         length = sum([len(turn.action) + sum([len(one.text) for one in turn.results]) for turn in turns])
         is_long = length + len(parts[2] or "") > _MAX_DIALOGUE_CHARS
-        shown = await asyncio.to_thread(dialogue, *parts) if is_long else dialogue(*parts)
-        reply = await self._session.reply(shown, deadline=deadline)
+        messages = await asyncio.to_thread(dialogue, *parts) if is_long else dialogue(*parts)
+        reply = await self._session.reply(messages, deadline=deadline)
         if reply is None or any(stop in reply for stop in self._stops):
             return None
         return self._cut(redact(reply))
@@ -147,23 +147,23 @@ def dialogue(
 ) -> list[Message]:
     """The user's side of the conversation, `said` last (None where the user begins): no system message, no thinking,
     and no calls and results unless the user hears all."""
-    heard = [Message(one.role, one.content, images=one.images) for one in prompt
+    lines = [Message(one.role, one.content, images=one.images) for one in prompt
              if one.role == "user" or (one.role == "assistant" and one.content.strip())]  # fmt: skip
     for turn in turns:
         if turn.parsed.content.strip():
-            heard.append(Message("assistant", worded(turn.parsed.content) if hears_all else turn.parsed.content))
+            lines.append(Message("assistant", worded(turn.parsed.content) if hears_all else turn.parsed.content))
         if hears_all:
-            heard += [Message("assistant", told(*pair)) for pair in zip(turn.parsed.calls, turn.results, strict=False)]
+            lines += [Message("assistant", told(*pair)) for pair in zip(turn.parsed.calls, turn.results, strict=False)]
         if turn.observation is not None:
             replies = [message for message in turn.observation.messages if message.role == "user"]
-            heard += [replace(message, content=without_note(message.content)) for message in replies]
-    heard += [Message("assistant", worded(said) if hears_all else said)] if said is not None else []
-    joined: list[Message] = []
-    for _, said_by in groupby(heard, lambda message: message.role):  # a model there expects the two to take turns
+            lines += [replace(message, content=without_note(message.content)) for message in replies]
+    lines += [Message("assistant", worded(said) if hears_all else said)] if said is not None else []
+    merged: list[Message] = []
+    for _, said_by in groupby(lines, lambda message: message.role):  # a model there expects the two to take turns
         first, *others = said_by
         content = "\n\n".join([first.content, *[one.content.rstrip() for one in others]]).strip()
-        joined.append(Message(first.role, content) if others else first)
-    return joined
+        merged.append(Message(first.role, content) if others else first)
+    return merged
 
 
 def told(call: ToolCall | MalformedCall, result: ToolResult) -> str:

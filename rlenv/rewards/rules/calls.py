@@ -102,7 +102,7 @@ class TurnCountSpec(RuleSpec):
     """The least actions."""
 
 
-def _results(context: RewardContext, *, last_only: bool) -> Iterator[ToolResult]:
+def _results_of(context: RewardContext, *, last_only: bool) -> Iterator[ToolResult]:
     for turn in context.turns[-1:] if last_only else context.turns:
         yield from turn.results
 
@@ -122,7 +122,7 @@ def _made_by_code(result: ToolResult) -> Iterator[tuple[str, str, int]]:
                     yield tool, outcome, count
 
 
-def _valid_calls(name: str, spec: ValidCallsSpec, context: TermCompileContext) -> Term:
+def _compile_valid_calls(name: str, spec: ValidCallsSpec, context: TermCompileContext) -> Term:
     last_only = spec.when == "turn"
 
     def measure(context: RewardContext) -> Measured:
@@ -151,7 +151,7 @@ def _valid_calls(name: str, spec: ValidCallsSpec, context: TermCompileContext) -
     return Term(name=name, spec=spec, measure=measure)
 
 
-def _tool_called(name: str, spec: ToolCalledSpec, context: TermCompileContext) -> Term:
+def _compile_tool_called(name: str, spec: ToolCalledSpec, context: TermCompileContext) -> Term:
     if spec.tool not in context.tools:
         raise UnknownEntry("tools", spec.tool, context.tools, key="tool")
     check_range(spec.min, spec.max)
@@ -169,25 +169,25 @@ def _tool_called(name: str, spec: ToolCalledSpec, context: TermCompileContext) -
     def measured(count: int, again: int = 0) -> Measured:
         return Measured(float(fits(count, again)), f"{count} calls of {spec.tool}", {"calls": count})
 
-    where = partial(_calls_at, tool=spec.tool, last_only=last_only)
-    of_code = partial(_made, tool=spec.tool, is_well=spec.succeeded)
+    where = partial(_call_places, tool=spec.tool, last_only=last_only)
+    of_code = partial(_count_made, tool=spec.tool, is_well=spec.succeeded)
 
     def measure(context: RewardContext) -> Measured:
-        return measured(sum(map(of_code, _results(context, last_only=last_only))))
+        return measured(sum(map(of_code, _results_of(context, last_only=last_only))))
 
     if not spec.succeeded and not callers:
         return Term(name=name, spec=spec, measure=measure, where=where)
 
     async def measure_async(context: RewardContext) -> Measured:
-        limit, found = share_of_time(SHARE), sum(map(of_code, _results(context, last_only=last_only)))
+        limit, found = share_of_time(SHARE), sum(map(of_code, _results_of(context, last_only=last_only)))
         maybe = lost_calls(context, tools, last_only=last_only)
-        of_tool = _lost(spec.tool, maybe, callers) if spec.succeeded else []
+        of_tool = _lost_of(spec.tool, maybe, callers) if spec.succeeded else []
         if costs and last_only and spec.max is None:
             return measured(found)  # what is made again in a later turn costs there
-        repeated, lost = _repeated(of_code, of_tool, context)
+        repeated, lost = _count_repeated(of_code, of_tool, context)
         counted, once = Counter(id(one.code) for one in of_tool) - Counter(id(one.code) for one in lost), set[str]()
         left, error, unsettled = sum(_MOST_OF_CODE if one.tool in callers else 1 for one in lost), None, iter(lost)
-        async for result in settling(lost if _differ(fits, found, left, repeated) else (), tools, context):
+        async for result in settling(lost if _could_change(fits, found, left, repeated) else (), tools, context):
             one = next(unsettled)
             if isinstance(result, RewardError):
                 error = error or result
@@ -198,11 +198,11 @@ def _tool_called(name: str, spec: ToolCalledSpec, context: TermCompileContext) -
             repeated, found = (repeated + made, found) if is_again else (repeated, found + made)
             counted[id(one.code)] += made
             once |= {key} if made else set()
-            if not _differ(fits, found, left, repeated):
+            if not _could_change(fits, found, left, repeated):
                 break
-        if _differ(fits, found, left, repeated):
+        if _could_change(fits, found, left, repeated):
             raise error or RewardError(f"{left} calls of '{spec.tool}' failed by no fault of the policy's")
-        for code in _codes(maybe, callers):
+        for code in _lost_code(maybe, callers):
             if found + repeated < least:  # what was never made counts against nobody
                 again = of_code(await run_again(code, tools, context, limit))
                 repeated += max(0, again - of_code(code.result) - counted[id(code)])
@@ -216,24 +216,24 @@ def _callers(tool: str, tools: Mapping[str, Tool]) -> set[str]:
     return {name for name, one in tools.items() if one.kind == "code" and tool in one.options.get("tools", ())}
 
 
-def _lost(tool: str, lost: Sequence[Lost], callers: Set[str]) -> list[Lost]:
+def _lost_of(tool: str, lost: Sequence[Lost], callers: Set[str]) -> list[Lost]:
     """The lost calls of a tool; and code that was lost and says nothing of its calls, of which nobody knows any."""
     return [one for one in lost if one.tool == tool or (one.tool in callers and not any(_made_by_code(one.result)))]
 
 
-def _codes(lost: Sequence[Lost], callers: Set[str]) -> Collection[Lost]:
+def _lost_code(lost: Sequence[Lost], callers: Set[str]) -> Collection[Lost]:
     """The code that made the lost calls."""
     return {id(one.code): one.code for one in lost if one.code is not None and one.code.tool in callers}.values()
 
 
-def _made(result: ToolResult, tool: str | None = None, *, is_well: bool = False) -> int:
+def _count_made(result: ToolResult, tool: str | None = None, *, is_well: bool = False) -> int:
     """The number of calls of a tool, all or those that went well, in a call that is one, or made some; None for any."""
     made = _made_by_code(result)
     inside = sum(count for called, how, count in made if tool in (None, called) and (how == "ok" or not is_well))
     return (result.name == tool and (result.outcome == "ok" or not is_well)) + inside
 
 
-def _calls_at(context: RewardContext, *, tool: str | None, last_only: bool) -> Where:
+def _call_places(context: RewardContext, *, tool: str | None, last_only: bool) -> Where:
     """The places of the calls, of one tool or all, the first ones of very many; calls that code made have none."""
     found: list[tuple[int, int, int]] = []
     first = len(context.turns) - 1 if last_only else 0
@@ -246,11 +246,11 @@ def _calls_at(context: RewardContext, *, tool: str | None, last_only: bool) -> W
     return tuple(found)
 
 
-def _repeated(
+def _count_repeated(
     count: Callable[[ToolResult], int], lost: Sequence[Lost], context: RewardContext
 ) -> tuple[int, list[Lost]]:
     """How many calls that the lost ones may have made went well when made again; and the other lost ones."""
-    well = list(_went_well(context)) if lost else ()
+    well = list(_successful_calls(context)) if lost else ()
     repeated, left = 0, list[Lost]()
     for one in lost:
         again = [count(result) for name, given, result in well if (name, given) == (one.tool, one.arguments)]
@@ -261,7 +261,7 @@ def _repeated(
     return repeated, left
 
 
-def _went_well(context: RewardContext) -> Iterator[tuple[str | None, Any, ToolResult]]:
+def _successful_calls(context: RewardContext) -> Iterator[tuple[str | None, Any, ToolResult]]:
     """The calls that went well, with their arguments and results; those that code made have no more than that."""
     for turn in context.turns:
         for call, result in zip(turn.parsed.calls, turn.results, strict=False):
@@ -273,12 +273,12 @@ def _went_well(context: RewardContext) -> Iterator[tuple[str | None, Any, ToolRe
                     yield str(one.get("tool")), one.get("arguments"), ToolResult(str(one.get("tool")), "", "ok")
 
 
-def _differ(fits: Callable[[int, int], bool], found: int, lost: int, repeated: int) -> bool:
+def _could_change(fits: Callable[[int, int], bool], found: int, lost: int, repeated: int) -> bool:
     """True if it would be another verdict had some of the lost calls succeeded."""
     return any(fits(found + more, repeated) != fits(found, repeated) for more in range(1, lost + 1))
 
 
-def _tool_call_count(name: str, spec: ToolCallCountSpec, context: TermCompileContext) -> Term:
+def _compile_tool_call_count(name: str, spec: ToolCallCountSpec, context: TermCompileContext) -> Term:
     check_range(spec.min, spec.max)
     last_only, tools = spec.when == "turn", context.tools
     codes = {name for name, one in tools.items() if one.kind == "code"}
@@ -286,7 +286,7 @@ def _tool_call_count(name: str, spec: ToolCallCountSpec, context: TermCompileCon
     def count(context: RewardContext) -> int:
         turns = context.turns[-1:] if last_only else context.turns
         own = sum(max(len(turn.results), len(turn.parsed.calls)) for turn in turns)
-        return own + sum(map(_made, _results(context, last_only=last_only)))
+        return own + sum(map(_count_made, _results_of(context, last_only=last_only)))
 
     # It is better for the policy to have made no more than `most`, or at least `least`.
     most, least, costs = spec.max, spec.min, spec.usual_weight < 0
@@ -307,18 +307,18 @@ def _tool_call_count(name: str, spec: ToolCallCountSpec, context: TermCompileCon
             away = len(lost) - against
             if not costs or found - away <= most:
                 return measured(found, away)
-        for code in _codes(lost, codes):
+        for code in _lost_code(lost, codes):
             if found + more < (least or 0):
-                more += max(0, _made(await run_again(code, tools, context, limit)) - _made(code.result))
+                more += max(0, _count_made(await run_again(code, tools, context, limit)) - _count_made(code.result))
         return measured(found + more, more)
 
-    where = partial(_calls_at, tool=None, last_only=last_only)
+    where = partial(_call_places, tool=None, last_only=last_only)
     if most is None and not codes:
         return Term(name=name, spec=spec, measure=lambda context: measured(count(context)), where=where)
     return Term(name=name, spec=spec, measure_async=measure_async, where=where)
 
 
-def _turn_count(name: str, spec: TurnCountSpec, context: TermCompileContext) -> Term:
+def _compile_turn_count(name: str, spec: TurnCountSpec, context: TermCompileContext) -> Term:
     check_range(spec.min, spec.max)
 
     def measure(context: RewardContext) -> Measured:
@@ -340,18 +340,18 @@ class _Gold:
     def fits(self, call: ToolCall | MalformedCall) -> bool:
         if isinstance(call, MalformedCall) or call.name != self.name:
             return False
-        return _equal(call.arguments, self.arguments) if self.is_exact else _like(call.arguments, self.arguments)
+        return _is_equal(call.arguments, self.arguments) if self.is_exact else _like(call.arguments, self.arguments)
 
 
-def _golds(given: Any) -> list[_Gold]:
+def _read_golds(given: Any) -> list[_Gold]:
     try:
         found = json.loads(given) if isinstance(given, str) else given
-        return [_gold(one) for one in found]
+        return [_read_gold(one) for one in found]
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise UnfitGold(f"expect: {cut_end(repr(given), 200)} is no list of calls ({error})") from error
 
 
-def _gold(given: Mapping[str, Any]) -> _Gold:
+def _read_gold(given: Mapping[str, Any]) -> _Gold:
     body = given.get("function", given)
     if isinstance(body.get("name"), str) and "arguments" in body:
         arguments = body["arguments"]
@@ -360,37 +360,37 @@ def _gold(given: Mapping[str, Any]) -> _Gold:
             raise TypeError("its arguments are no mapping")
         return _Gold(callable_name(body["name"]), written, is_exact=True)
     ((name, accepted),) = given.items()
-    return _Gold(callable_name(name), {key: _listed(values) for key, values in accepted.items()}, is_exact=False)
+    return _Gold(callable_name(name), {key: _as_list(values) for key, values in accepted.items()}, is_exact=False)
 
 
-def _equal(value: Any, gold: Any) -> bool:
+def _is_equal(value: Any, gold: Any) -> bool:
     if isinstance(gold, Mapping):
         return (
             isinstance(value, Mapping)
             and value.keys() == gold.keys()
-            and all(_equal(value[key], gold[key]) for key in gold)
+            and all(_is_equal(value[key], gold[key]) for key in gold)
         )
     if isinstance(gold, (list, tuple)):
-        return isinstance(value, (list, tuple)) and len(value) == len(gold) and all(map(_equal, value, gold))
+        return isinstance(value, (list, tuple)) and len(value) == len(gold) and all(map(_is_equal, value, gold))
     return isinstance(value, bool) == isinstance(gold, bool) and bool(value == gold)
 
 
 def _like(value: Any, gold: Any) -> bool:
     """As BFCL's checker compares: gorilla, bfcl_eval/eval_checker/ast_eval/ast_checker.py at 6ea57973."""
     if isinstance(gold, str):
-        return isinstance(value, str) and _bare(value) == _bare(gold)
+        return isinstance(value, str) and _bare_text(value) == _bare_text(gold)
     if isinstance(gold, Mapping):
         return (
             isinstance(value, Mapping)
-            and all(key in gold and any(_like(part, one) for one in _listed(gold[key])) for key, part in value.items())
-            and all(key in value or "" in _listed(accepted) for key, accepted in gold.items())
+            and all(key in gold and any(_like(part, one) for one in _as_list(gold[key])) for key, part in value.items())
+            and all(key in value or "" in _as_list(accepted) for key, accepted in gold.items())
         )
     if isinstance(gold, (list, tuple)):
         return isinstance(value, (list, tuple)) and len(value) == len(gold) and all(map(_like, value, gold))
-    return _equal(value, gold)
+    return _is_equal(value, gold)
 
 
-def _fitting(turn: Turn) -> Iterator[ToolCall | MalformedCall]:
+def _usable_calls(turn: Turn) -> Iterator[ToolCall | MalformedCall]:
     """The calls of a turn; one that was refused is malformed, whatever it says."""
     results = turn.results
     for index, call in enumerate(turn.parsed.calls):
@@ -398,23 +398,23 @@ def _fitting(turn: Turn) -> Iterator[ToolCall | MalformedCall]:
         yield MalformedCall("", results[index].text) if is_refused else call
 
 
-def _listed(accepted: Any) -> Sequence[Any]:
+def _as_list(accepted: Any) -> Sequence[Any]:
     return accepted if isinstance(accepted, (list, tuple)) else (accepted,)
 
 
-def _bare(text: str) -> str:
+def _bare_text(text: str) -> str:
     for sign in _IGNORED:  # a policy's text may be long, and is compared with every value that is accepted
         text = text.replace(sign, "")
     return text.lower().replace("'", '"')
 
 
-def _calls_match(name: str, spec: CallsMatchSpec, context: TermCompileContext) -> Term:
+def _compile_calls_match(name: str, spec: CallsMatchSpec, context: TermCompileContext) -> Term:
     expected, last_only = compile_for_context(spec.expect, where="expect"), spec.when == "turn"
 
     def measure(context: RewardContext) -> Measured:
-        golds = _golds(expected(context))
+        golds = _read_golds(expected(context))
         turns = context.turns[-1:] if last_only else context.turns
-        calls = [call for turn in turns for call in _fitting(turn)]
+        calls = [call for turn in turns for call in _usable_calls(turn)]
         if len(calls) != len(golds):
             return Measured(0.0, f"{len(calls)} calls; expected {len(golds)}")
         for gold in golds:
@@ -424,12 +424,12 @@ def _calls_match(name: str, spec: CallsMatchSpec, context: TermCompileContext) -
             del calls[at]
         return Measured(1.0)
 
-    where = partial(_calls_at, tool=None, last_only=last_only)
+    where = partial(_call_places, tool=None, last_only=last_only)
     return Term(name=name, spec=spec, measure=measure, where=where)
 
 
-CALLS_MATCH = Kind(CallsMatchSpec, _calls_match, values=(0, 1), gold="expect", of_calls=True)
-VALID_CALLS = Kind(ValidCallsSpec, _valid_calls, values=(0, 1), form="all")
-TOOL_CALLED = Kind(ToolCalledSpec, _tool_called, values=(0, 1), form="all")
-TOOL_CALL_COUNT = Kind(ToolCallCountSpec, _tool_call_count, values=(0, 1), form="all")
-TURN_COUNT = Kind(TurnCountSpec, _turn_count, values=(0, 1), form="all")
+CALLS_MATCH = Kind(CallsMatchSpec, _compile_calls_match, values=(0, 1), gold="expect", of_calls=True)
+VALID_CALLS = Kind(ValidCallsSpec, _compile_valid_calls, values=(0, 1), form="all")
+TOOL_CALLED = Kind(ToolCalledSpec, _compile_tool_called, values=(0, 1), form="all")
+TOOL_CALL_COUNT = Kind(ToolCallCountSpec, _compile_tool_call_count, values=(0, 1), form="all")
+TURN_COUNT = Kind(TurnCountSpec, _compile_turn_count, values=(0, 1), form="all")

@@ -69,28 +69,28 @@ def read_gsm8k(text: str, *, method: Literal["strict", "flexible"], clip_chars: 
     return None
 
 
-def _gsm8k(name: str, spec: Gsm8kSpec, context: TermCompileContext) -> Term:
-    return _of_number(name, spec, partial(read_gsm8k, method=spec.method, clip_chars=spec.max_chars))
+def _compile_gsm8k(name: str, spec: Gsm8kSpec, context: TermCompileContext) -> Term:
+    return _compile_number_rule(name, spec, partial(read_gsm8k, method=spec.method, clip_chars=spec.max_chars))
 
 
-def _of_number(name: str, spec: Gsm8kSpec | SkyrlGsm8kSpec, read: Callable[[str], str | None]) -> Term:
+def _compile_number_rule(name: str, spec: Gsm8kSpec | SkyrlGsm8kSpec, read: Callable[[str], str | None]) -> Term:
     """1 where what `read` finds in the last message is a gold number."""
     accepted = compile_accepted(spec.expect)
 
     def measure(context: RewardContext) -> Measured:
-        golds = [_gold(gold_text(value)) for value in accepted(context)]
+        golds = [_gold_number(gold_text(value)) for value in accepted(context)]
         found = read(context.final_text)
         return Measured(0.0, "no number") if found is None else Measured(float(found in golds), found)
 
     return Term(name=name, spec=spec, measure=measure, where=RewardContext.where_final)
 
 
-def _gold(text: str) -> str:
+def _gold_number(text: str) -> str:
     # The dataset's own column holds the whole solution; its number stands after the last marker.
     return text.rpartition("####")[2].replace(",", "").strip()
 
 
-def _search_r1(name: str, spec: SearchR1Spec, context: TermCompileContext) -> Term:
+def _compile_search_r1(name: str, spec: SearchR1Spec, context: TermCompileContext) -> Term:
     accepted = compile_accepted(spec.expect)
 
     def measure(context: RewardContext) -> Measured:
@@ -105,8 +105,8 @@ def equals(answer: str | None, golds: Sequence[str]) -> bool:
     return answer is not None and len(answer) <= MAX_CHARS and qa(answer) in golds
 
 
-SEARCH_R1 = Kind(SearchR1Spec, _search_r1, gold="expect", several=True, normalise=qa)
-GSM8K = Kind(Gsm8kSpec, _gsm8k, gold="expect", several=True, normalise=_gold)
+SEARCH_R1 = Kind(SearchR1Spec, _compile_search_r1, gold="expect", several=True, normalise=qa)
+GSM8K = Kind(Gsm8kSpec, _compile_gsm8k, gold="expect", several=True, normalise=_gold_number)
 
 
 _TAG = re.compile(r"(</?(?:think|search|information|answer)>)")
@@ -156,7 +156,7 @@ class RlFactorySearchSpec(RuleSpec):
     """f: 0.1 in training and 0 in validation, there."""
 
 
-def _symbols(turn: Turn) -> Iterator[str]:
+def _read_symbols(turn: Turn) -> Iterator[str]:
     """The tags and texts of one action in order; a call that the dialect read stands as a search."""
     text, position = turn.action, 0
     for call in turn.parsed.calls:
@@ -183,7 +183,7 @@ def has_search_r1_form(turns: tuple[Turn, ...] | list[Turn]) -> bool:
             if state != "searched":
                 return False
             state = "information"
-        for symbol in _symbols(turn):
+        for symbol in _read_symbols(turn):
             if not symbol.strip():
                 continue
             if symbol in ("<information>", "</information>"):
@@ -200,7 +200,7 @@ def has_search_r1_form(turns: tuple[Turn, ...] | list[Turn]) -> bool:
     return state == "end"
 
 
-def _search_r1_format(name: str, spec: SearchR1FormatSpec, context: TermCompileContext) -> Term:
+def _compile_search_r1_format(name: str, spec: SearchR1FormatSpec, context: TermCompileContext) -> Term:
     accepted, tools = compile_accepted(spec.expect), context.tools
 
     def parts(context: RewardContext) -> tuple[list[str], bool, bool]:
@@ -227,15 +227,15 @@ def _search_r1_format(name: str, spec: SearchR1FormatSpec, context: TermCompileC
     async def measure_async(context: RewardContext) -> Measured:
         golds, in_form, is_right = parts(context)
         pages = (result for turn in context.turns for result in turn.results)
-        retrieved = any(_holds(page, golds) for page in pages)
+        retrieved = any(_page_holds(page, golds) for page in pages)
         if in_form and not is_right and not retrieved:
-            retrieved = await _retrieved_again(context, golds, tools)
+            retrieved = await _is_found_again(context, golds, tools)
         return measured(context, in_form, is_right, retrieved)
 
     return Term(name=name, spec=spec, measure_async=measure_async, check_gold=check_qa(accepted), where=where_answer)
 
 
-def _holds(page: ToolResult, golds: list[str]) -> bool:
+def _page_holds(page: ToolResult, golds: list[str]) -> bool:
     # The one place that reads what tools wrote: it rewards finding the page, never an answer.
     if page.outcome != "ok":
         return False
@@ -243,7 +243,7 @@ def _holds(page: ToolResult, golds: list[str]) -> bool:
     return any(gold in text for gold in golds if gold)
 
 
-async def _retrieved_again(context: RewardContext, golds: list[str], tools: Mapping[str, Tool]) -> bool:
+async def _is_found_again(context: RewardContext, golds: list[str], tools: Mapping[str, Tool]) -> bool:
     """True if a gold answer stands in a page that a call would have found on another day.
 
     Raises RewardError: nobody can tell.
@@ -252,7 +252,7 @@ async def _retrieved_again(context: RewardContext, golds: list[str], tools: Mapp
     async for page in settling(lost_calls(context, tools), tools, context):
         if isinstance(page, RewardError):
             error = error or page
-        elif _holds(page, golds):
+        elif _page_holds(page, golds):
             return True
     if error is not None:
         raise error
@@ -263,7 +263,7 @@ _ANSWER_TAG = re.compile(r"</?answer>")
 _MOST_CALLS = 2
 
 
-def _rl_factory_search(name: str, spec: RlFactorySearchSpec, context: TermCompileContext) -> Term:
+def _compile_rl_factory(name: str, spec: RlFactorySearchSpec, context: TermCompileContext) -> Term:
     accepted, tools = compile_accepted(spec.expect), context.tools
     f = spec.structure
 
@@ -287,8 +287,8 @@ def _rl_factory_search(name: str, spec: RlFactorySearchSpec, context: TermCompil
     return Term(name=name, spec=spec, measure_async=measure, check_gold=check_qa(accepted), where=where_answer)
 
 
-SEARCH_R1_FORMAT = Kind(SearchR1FormatSpec, _search_r1_format, gold="expect", several=True, normalise=qa)
-RL_FACTORY_SEARCH = Kind(RlFactorySearchSpec, _rl_factory_search, gold="expect", several=True, normalise=qa)
+SEARCH_R1_FORMAT = Kind(SearchR1FormatSpec, _compile_search_r1_format, gold="expect", several=True, normalise=qa)
+RL_FACTORY_SEARCH = Kind(RlFactorySearchSpec, _compile_rl_factory, gold="expect", several=True, normalise=qa)
 
 
 _FORBIDDEN = re.compile(r"</?(?:think|sql|observation)\b", re.IGNORECASE)
@@ -323,12 +323,12 @@ class SkyrlSynsqlSpec(RuleSpec):
     """The gold query."""
 
 
-def _skyrl_gsm8k(name: str, spec: SkyrlGsm8kSpec, context: TermCompileContext) -> Term:
+def _compile_skyrl_gsm8k(name: str, spec: SkyrlGsm8kSpec, context: TermCompileContext) -> Term:
     def first(text: str) -> str | None:
         match = _STRICT.search(text)
         return None if match is None else match[1].replace(",", "")
 
-    return _of_number(name, spec, first)
+    return _compile_number_rule(name, spec, first)
 
 
 def read_solution(text: str) -> str | None:
@@ -351,7 +351,7 @@ def read_solution(text: str) -> str | None:
     return query.strip()
 
 
-def _skyrl_synsql(name: str, spec: SkyrlSynsqlSpec, context: TermCompileContext) -> Term:
+def _compile_skyrl_synsql(name: str, spec: SkyrlSynsqlSpec, context: TermCompileContext) -> Term:
     if spec.tool not in context.tools:
         raise UnknownEntry("tools", spec.tool, context.tools, key="tool")
     accepted, tools = compile_accepted(spec.expect), context.tools
@@ -396,5 +396,5 @@ def _as_set(table: Table) -> frozenset[tuple[Any, ...]]:
     return frozenset(map(row_key, table.rows))
 
 
-SKYRL_GSM8K = Kind(SkyrlGsm8kSpec, _skyrl_gsm8k, gold="expect")
-SKYRL_SYNSQL = Kind(SkyrlSynsqlSpec, _skyrl_synsql, gold="expect")
+SKYRL_GSM8K = Kind(SkyrlGsm8kSpec, _compile_skyrl_gsm8k, gold="expect")
+SKYRL_SYNSQL = Kind(SkyrlSynsqlSpec, _compile_skyrl_synsql, gold="expect")

@@ -52,7 +52,7 @@ def structure(query: str, *, dialect: str) -> Counter[str]:
         from sqlglot.optimizer.normalize_identifiers import normalize_identifiers
     except ImportError as error:
         raise MissingExtra("the rule sql_match", extra="sql") from error
-    if len(query) > _MAX_CHARS or _depth(query) > _MAX_DEPTH:
+    if len(query) > _MAX_CHARS or _nesting_depth(query) > _MAX_DEPTH:
         raise UnreadableQuery(f"longer than {_MAX_CHARS} characters or deeper than {_MAX_DEPTH} parentheses")
     try:
         if len(tokenize(query, dialect=dialect)) > _MAX_TOKENS:
@@ -75,7 +75,7 @@ def overlap(mine: Counter[str], gold: Counter[str]) -> float:
     return 2 * common / total if total else 1.0
 
 
-def _depth(text: str) -> int:
+def _nesting_depth(text: str) -> int:
     depth = deepest = 0
     for char in text:
         if char == "(":
@@ -114,24 +114,24 @@ class _Reader:
         exp, tree = self._exp, self._tree
         found: Counter[str] = Counter()
         if not isinstance(tree, exp.Select):
-            found[f"query: {self._form(tree)}"] += 1
+            found[f"query: {self._form_of(tree)}"] += 1
             return found
         for place, item in enumerate(tree.expressions):
-            found[f"select {place}: {self._form(item.unalias())}"] += 1
+            found[f"select {place}: {self._form_of(item.unalias())}"] += 1
         for key, clause in tree.args.items():
             if key == "expressions" or not clause:
                 continue
             if key in ("where", "having"):
                 for condition in self._operands(clause.this, exp.And):
-                    found[f"{key}: {self._form(condition, in_clause=key == 'having')}"] += 1
+                    found[f"{key}: {self._form_of(condition, in_clause=key == 'having')}"] += 1
             elif key == "group":
                 for item in clause.expressions:
-                    found[f"group: {self._form(item, in_clause=True)}"] += 1
+                    found[f"group: {self._form_of(item, in_clause=True)}"] += 1
             elif isinstance(clause, list):
                 for item in clause:
-                    found[f"{key}: {self._form(item)}"] += 1
+                    found[f"{key}: {self._form_of(item)}"] += 1
             elif isinstance(clause, exp.Expr):
-                found[f"{key}: {self._form(clause)}"] += 1
+                found[f"{key}: {self._form_of(clause)}"] += 1
             else:
                 found[f"{key}: {clause}"] += 1
         return found
@@ -177,25 +177,25 @@ class _Reader:
             else:
                 yield part
 
-    def _form(self, node: exp.Expr, level: int = 0, in_clause: bool = False) -> str:
+    def _form_of(self, node: exp.Expr, level: int = 0, in_clause: bool = False) -> str:
         if level > _MAX_LEVELS:
             raise UnreadableQuery(f"nested more than {_MAX_LEVELS} levels deep")
         exp = self._exp
         while isinstance(node, exp.Paren):
             node = node.this
         if isinstance(node, exp.Column):
-            return self._column(node, level, in_clause)
+            return self._column_form(node, level, in_clause)
         known = self._written.get(id(node))
         if known is None or in_clause:
-            known = _short(self._compound(node, level + 1, in_clause or isinstance(node, _clauses(exp))))
+            known = _shorten(self._compound_form(node, level + 1, in_clause or isinstance(node, _alias_clauses(exp))))
             if not in_clause:
                 self._written[id(node)] = known
         return known
 
-    def _column(self, node: exp.Column, level: int, in_clause: bool) -> str:
+    def _column_form(self, node: exp.Column, level: int, in_clause: bool) -> str:
         table, scope = node.table, self._scopes.get(id(node))
         if in_clause and not table and scope is not None and (meant := scope.outputs.get(node.name)) is not None:
-            return self._form(meant, level + 1)
+            return self._form_of(meant, level + 1)
         around = scope
         while table and around is not None:
             if table in around.renamed:
@@ -204,23 +204,23 @@ class _Reader:
             around = around.outer
         if scope is not None and table and table == scope.only:
             table = ""
-        rest = [self._form(part, level + 1) for part in node.iter_expressions() if part.arg_key in ("db", "catalog")]
-        return f"[{'.'.join([*rest, table, self._form(node.this, level + 1)])}]"
+        rest = [self._form_of(part, level + 1) for part in node.iter_expressions() if part.arg_key in ("db", "catalog")]
+        return f"[{'.'.join([*rest, table, self._form_of(node.this, level + 1)])}]"
 
-    def _compound(self, node: exp.Expr, level: int, in_clause: bool) -> str:
+    def _compound_form(self, node: exp.Expr, level: int, in_clause: bool) -> str:
         exp = self._exp
         name = type(node).__name__
         if isinstance(node, (exp.And, exp.Or)):
-            operands = {self._form(part, level, in_clause) for part in self._operands(node, type(node))}
+            operands = {self._form_of(part, level, in_clause) for part in self._operands(node, type(node))}
             return f"{name}({', '.join(sorted(operands))})"
         if isinstance(node, (exp.GT, exp.GTE, exp.LT, exp.LTE)):
-            sides = [self._form(part, level, in_clause) for part in (node.this, node.expression)]
+            sides = [self._form_of(part, level, in_clause) for part in (node.this, node.expression)]
             if isinstance(node, (exp.GT, exp.GTE)):
                 name = "LT" if isinstance(node, exp.GT) else "LTE"
                 sides.reverse()
             return f"{name}({', '.join(sides)})"
         if isinstance(node, (exp.EQ, exp.NEQ, exp.Add, exp.Mul)):
-            two = sorted(self._form(part, level, in_clause) for part in (node.this, node.expression))
+            two = sorted(self._form_of(part, level, in_clause) for part in (node.this, node.expression))
             return f"{name}({', '.join(two)})"
         parts: list[str] = []
         for key, value in sorted(node.args.items()):
@@ -231,19 +231,19 @@ class _Reader:
                 if scope is not None and node.alias in scope.renamed:
                     continue
             items = value if isinstance(value, list) else [value]
-            forms = [self._form(one, level, in_clause) if isinstance(one, exp.Expr) else repr(one) for one in items]
+            forms = [self._form_of(one, level, in_clause) if isinstance(one, exp.Expr) else repr(one) for one in items]
             if isinstance(node, exp.In) and key == "expressions":
                 forms.sort()
             parts.append(f"{key}={', '.join(forms)}")
         return f"{name}({'; '.join(parts)})"
 
 
-def _clauses(exp: Any) -> tuple[type, ...]:
+def _alias_clauses(exp: Any) -> tuple[type, ...]:
     """The clauses in which a bare name may mean an output's alias."""
     return (exp.Order, exp.Having, exp.Group)
 
 
-def _short(form: str) -> str:
+def _shorten(form: str) -> str:
     """A form that stands for itself while it is short, and by its hash where that is shorter."""
     return form if len(form) <= _SHOWN_CHARS else hashlib.blake2b(form.encode("utf-8", "replace")).hexdigest()[:40]
 
@@ -263,7 +263,7 @@ class SqlMatchSpec(RuleSpec):
     """Give the F1 of the queries' parts (columns, tables, conditions, …) in place of 0 or 1."""
 
 
-def _sql_match(name: str, spec: SqlMatchSpec, context: TermCompileContext) -> Term:
+def _compile_sql_match(name: str, spec: SqlMatchSpec, context: TermCompileContext) -> Term:
     accepted = compile_accepted(spec.expect)
     try:  # a missing extra is found here too, when the spec is compiled
         structure("SELECT 1", dialect=spec.dialect)
@@ -274,7 +274,7 @@ def _sql_match(name: str, spec: SqlMatchSpec, context: TermCompileContext) -> Te
         golds = []
         for value in accepted(context):
             with told_as(UnfitGold, "expect: the gold query cannot be read:", UnreadableQuery):
-                golds.append(_gold(gold_text(value), spec.dialect))
+                golds.append(_gold_structure(gold_text(value), spec.dialect))
         if context.answer is None:
             return Measured(0.0, "no answer")
         try:
@@ -290,8 +290,8 @@ def _sql_match(name: str, spec: SqlMatchSpec, context: TermCompileContext) -> Te
 
 
 @lru_cache(maxsize=1024)
-def _gold(query: str, dialect: str) -> Counter[str]:
+def _gold_structure(query: str, dialect: str) -> Counter[str]:
     return structure(query, dialect=dialect)
 
 
-SQL_MATCH = Kind(SqlMatchSpec, _sql_match, values=(0, 1), gold="expect", reads_answer=True, several=True)
+SQL_MATCH = Kind(SqlMatchSpec, _compile_sql_match, values=(0, 1), gold="expect", reads_answer=True, several=True)

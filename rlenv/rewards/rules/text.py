@@ -110,7 +110,7 @@ class LengthSpec(rules.RuleSpec):
     """Measure the `answer`, the last `message` outside thinking and calls, or all that was written in the `episode`."""
 
 
-def _exact_match(name: str, spec: ExactMatchSpec, context: TermCompileContext) -> Term:
+def _compile_exact_match(name: str, spec: ExactMatchSpec, context: TermCompileContext) -> Term:
     accepted = rules.compile_accepted(spec.expect)
     normalise = forms.NORMALISERS[spec.normalise]
 
@@ -127,7 +127,7 @@ def _exact_match(name: str, spec: ExactMatchSpec, context: TermCompileContext) -
     return Term(name=name, spec=spec, measure=measure, check_gold=check, where=rules.where_answer)
 
 
-def _f1(name: str, spec: F1Spec, context: TermCompileContext) -> Term:
+def _compile_f1(name: str, spec: F1Spec, context: TermCompileContext) -> Term:
     accepted = rules.compile_accepted(spec.expect)
 
     def measure(context: RewardContext) -> Measured:
@@ -141,7 +141,7 @@ def _f1(name: str, spec: F1Spec, context: TermCompileContext) -> Term:
     return Term(name=name, spec=spec, measure=measure, check_gold=check_qa(accepted), where=rules.where_answer)
 
 
-def _contains(name: str, spec: ContainsSpec, context: TermCompileContext) -> Term:
+def _compile_contains(name: str, spec: ContainsSpec, context: TermCompileContext) -> Term:
     accepted = rules.compile_accepted(spec.expect)
     normalise = forms.NORMALISERS[spec.normalise]
     most = MAX_CHARS if spec.usual_weight >= 0 else 4 * MAX_CHARS
@@ -162,7 +162,7 @@ def _contains(name: str, spec: ContainsSpec, context: TermCompileContext) -> Ter
     return Term(name=name, spec=spec, measure=measure, where=rules.where_of(spec.of))
 
 
-def _regex(name: str, spec: RegexSpec, context: TermCompileContext) -> Term:
+def _compile_regex(name: str, spec: RegexSpec, context: TermCompileContext) -> Term:
     with under("pattern"):
         pattern = compile_pattern(spec.pattern)
     costs = spec.usual_weight < 0 and not spec.full
@@ -179,12 +179,12 @@ def _regex(name: str, spec: RegexSpec, context: TermCompileContext) -> Term:
             return Measured(0.0, text)
         begin = 0 if spec.full else max(len(text) - sees, 0)
         found = match[0] or ""
-        return Measured(1.0, found, where=_matched(context, spec.of, text, begin + match.start(), found))
+        return Measured(1.0, found, where=_match_place(context, spec.of, text, begin + match.start(), found))
 
     return Term(name=name, spec=spec, measure=measure, where=rules.where_of(spec.of))
 
 
-def _matched(context: RewardContext, reads: rules.Reads, text: str, start: int, found: str) -> Where:
+def _match_place(context: RewardContext, reads: rules.Reads, text: str, start: int, found: str) -> Where:
     """The place of a match, in the answer or the last message; () where that is not known."""
     if not text.startswith(found, start):  # half a surrogate pair in front of it, which the pattern does not see
         return ()
@@ -198,7 +198,7 @@ def _matched(context: RewardContext, reads: rules.Reads, text: str, start: int, 
     return ((message, first + start, first + end),)
 
 
-def _answered(name: str, spec: AnsweredSpec, context: TermCompileContext) -> Term:
+def _compile_answered(name: str, spec: AnsweredSpec, context: TermCompileContext) -> Term:
     def measure(context: RewardContext) -> Measured:
         # An empty tag is an answer to compare, yet it states nothing and earns nothing for its form.
         return Measured(1.0, context.answer) if context.answer else rules.NO_ANSWER
@@ -206,7 +206,7 @@ def _answered(name: str, spec: AnsweredSpec, context: TermCompileContext) -> Ter
     return Term(name=name, spec=spec, measure=measure, where=rules.where_answer)
 
 
-def _length(name: str, spec: LengthSpec, context: TermCompileContext) -> Term:
+def _compile_length(name: str, spec: LengthSpec, context: TermCompileContext) -> Term:
     rules.check_range(spec.min, spec.max)
 
     def measure(context: RewardContext) -> Measured:
@@ -224,12 +224,12 @@ def _length(name: str, spec: LengthSpec, context: TermCompileContext) -> Term:
     return Term(name=name, spec=spec, measure=measure, where=None if spec.of == "episode" else rules.where_of(spec.of))
 
 
-EXACT_MATCH = Kind(ExactMatchSpec, _exact_match, values=(0, 1), gold="expect", reads_answer=True, several=True)
-F1 = Kind(F1Spec, _f1, values=(0, 1), gold="expect", reads_answer=True, several=True, normalise=forms.qa)
-CONTAINS = Kind(ContainsSpec, _contains, values=(0, 1), gold="expect", reads_answer=True, several=True)
-REGEX = Kind(RegexSpec, _regex, values=(0, 1), reads_answer=True)
-ANSWERED = Kind(AnsweredSpec, _answered, values=(0, 1), reads_answer=True, form="all")
-LENGTH = Kind(LengthSpec, _length, values=(0, 1), form="all")
+EXACT_MATCH = Kind(ExactMatchSpec, _compile_exact_match, values=(0, 1), gold="expect", reads_answer=True, several=True)
+F1 = Kind(F1Spec, _compile_f1, values=(0, 1), gold="expect", reads_answer=True, several=True, normalise=forms.qa)
+CONTAINS = Kind(ContainsSpec, _compile_contains, values=(0, 1), gold="expect", reads_answer=True, several=True)
+REGEX = Kind(RegexSpec, _compile_regex, values=(0, 1), reads_answer=True)
+ANSWERED = Kind(AnsweredSpec, _compile_answered, values=(0, 1), reads_answer=True, form="all")
+LENGTH = Kind(LengthSpec, _compile_length, values=(0, 1), form="all")
 
 
 class NumericMatchSpec(rules.RuleSpec):
@@ -259,13 +259,13 @@ def is_near(mine: Decimal, gold: Decimal, *, tolerance: Decimal, relative: Decim
         return abs(mine - gold) <= max(tolerance, relative * abs(gold))
 
 
-def _numeric_match(name: str, spec: NumericMatchSpec, context: TermCompileContext) -> Term:
+def _compile_numeric(name: str, spec: NumericMatchSpec, context: TermCompileContext) -> Term:
     accepted = rules.compile_accepted(spec.expect)
     tolerance = Decimal(repr(spec.tolerance))
     relative = Decimal(repr(spec.relative_tolerance))
 
     def measure(context: RewardContext) -> Measured:
-        golds = [number for value in accepted(context) for number in _golds(value)]
+        golds = [number for value in accepted(context) for number in _gold_numbers(value)]
         if (answer := context.answer) is None:
             return rules.NO_ANSWER
         mine = forms.number(answer)
@@ -277,14 +277,14 @@ def _numeric_match(name: str, spec: NumericMatchSpec, context: TermCompileContex
     return Term(name=name, spec=spec, measure=measure, where=rules.where_answer)
 
 
-def _golds(value: Any) -> tuple[Decimal, ...]:
+def _gold_numbers(value: Any) -> tuple[Decimal, ...]:
     found = forms.numbers(value)
     if not found:
         raise rules.UnfitGold(f"expect: the gold value {value!r:.80} is not a number")
     return found
 
 
-NUMERIC_MATCH = Kind(NumericMatchSpec, _numeric_match, values=(0, 1), gold="expect", reads_answer=True, several=True)
+NUMERIC_MATCH = Kind(NumericMatchSpec, _compile_numeric, values=(0, 1), gold="expect", reads_answer=True, several=True)
 
 
 _SAID_CHARS = 4_096
@@ -316,7 +316,7 @@ class JsonMatchSpec(rules.RuleSpec):
     """Read the `answer`, or the whole last `message` outside thinking and calls."""
 
 
-def _json_schema(name: str, spec: JsonSchemaSpec, context: TermCompileContext) -> Term:
+def _compile_json_schema(name: str, spec: JsonSchemaSpec, context: TermCompileContext) -> Term:
     with told_as(UsageError, "not a valid JSON Schema:", ValueError, key="schema"):
         validator = BoundedValidator(spec.schema_)
 
@@ -337,7 +337,7 @@ def _json_schema(name: str, spec: JsonSchemaSpec, context: TermCompileContext) -
     return Term(name=name, spec=spec, measure=measure, where=rules.where_of(spec.of))
 
 
-def _json_match(name: str, spec: JsonMatchSpec, context: TermCompileContext) -> Term:
+def _compile_json_match(name: str, spec: JsonMatchSpec, context: TermCompileContext) -> Term:
     fill = rules.compile_for_context(spec.expect, where="expect", names=frozenset(("task", "vars", "resources")))
     compare = forms.same_json if spec.mode == "equal" else forms.holds
 
@@ -366,5 +366,5 @@ def _json_match(name: str, spec: JsonMatchSpec, context: TermCompileContext) -> 
     return Term(name=name, spec=spec, measure=measure, where=rules.where_of(spec.of))
 
 
-JSON_SCHEMA = Kind(JsonSchemaSpec, _json_schema, values=(0, 1), reads_answer=True)
-JSON_MATCH = Kind(JsonMatchSpec, _json_match, values=(0, 1), gold="expect", reads_answer=True)
+JSON_SCHEMA = Kind(JsonSchemaSpec, _compile_json_schema, values=(0, 1), reads_answer=True)
+JSON_MATCH = Kind(JsonMatchSpec, _compile_json_match, values=(0, 1), gold="expect", reads_answer=True)
