@@ -14,7 +14,7 @@ from fractions import Fraction
 from rlenv.rewards.normalise import ascii_form
 
 _WRAPPERS = (("**", "**"), ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("`", "`"))
-_MARKED = r"\\(?:text|textrm|textbf|textit|mathrm|mbox|operatorname)\s*\{"
+_MARKED = r"\\(?:text|textrm|textbf|textit|textnormal|mathrm|mbox|operatorname)\s*\{"
 _BOX = re.compile(rf"\\(?:boxed|fbox|displaystyle|mathbf)\s*\{{|{_MARKED}")
 _RUN = re.compile(r"\s{3,}")
 _LARGE = re.compile(r"(?:[eE]|\^\s*\{?)\s*[+-]?\d{4}")
@@ -52,9 +52,9 @@ _MIXED = re.compile(
 _BESIDE = re.compile(r"(?<![\w.^])(?<!frac\s)(?<!binom\s)\d(?:[\d.,]*[\d.])?\s+\.?\d")
 _TEXT = re.compile(_MARKED + r"((?:[^{}]|\{\d\})*)\}")
 _COMMAND = re.compile(r"\\(?:begin|end)\s?\{[a-z*]{1,20}\}|\\[A-Za-z]+")
-_FUNCTIONS = "sin cos tan sec csc cot arcsin arccos arctan log ln exp"
+_FUNCTIONS = "sin cos tan sec csc cot sinh cosh tanh arcsin arccos arctan log ln exp"
 _KNOWN = frozenset(
-    f"{_FUNCTIONS} sinh cosh tanh asin acos atan lg sqrt cbrt pi infty infinity inf mod gcd lcm max min sup lim abs det"
+    f"{_FUNCTIONS} asin acos atan lg sqrt cbrt pi infty infinity inf mod gcd lcm max min sup lim abs det"
     " alpha beta gamma delta theta lambda mu sigma tau phi omega rho".split()
 )
 # Words of two or three letters may be a product of names; these are none.

@@ -172,6 +172,8 @@ $8$, $4$ or $\frac12$ | 4, 8, 0.5
 \$10 | USD 10
 28\% | 28 pct
 18 | 18 eggs
+125\textnormal{ miles} | 125
+2sinh(1) | e-e^{-1}
 \frac{\sqrt{3}}{3} | \frac{\sqrt{3}}{3} \approx 0.577
 \sqrt{2} | 2^{0.5}
 \frac{s+1}{10s} | 0.1(1.0s+1)/s
