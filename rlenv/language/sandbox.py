@@ -36,12 +36,9 @@ _STARRED: Final = re.compile(r"\{[^{}]*\{|%[^%a-z]*\*")  # a width that stands a
 _WIDTHS: Final = re.compile(r"%(?:\([^()]*\))?([-+ #.\d]*)|\{[^{}:]*:([^{}]*)\}")
 _LISTS: Final = (list, tuple, deque, Set, Mapping, MappingView)
 
-
-_DRAWN: Final = "a template gives the same each time: draw it in the rows or in a tool"
 LEFT_OUT: Final = {
-    "lipsum": _DRAWN,
+    **dict.fromkeys(("lipsum", "random"), "a template gives the same each time: draw it in the rows or in a tool"),
     "pprint": "it takes far longer the deeper a value is: write tojson(2)",
-    "random": _DRAWN,
     "urlize": "it is for web pages: write the link as it is",
 }
 """What Jinja has and templates have not, each with the nearest fix."""
@@ -66,7 +63,7 @@ class Effort:
 
     def filter(self, value: Any, given: Sequence[Any], *, name: str) -> None:
         """A filter of Jinja; one that is quick takes a sixteenth of the time."""
-        rate = _QUICK.get(name, 1)
+        rate = 4 if name == "tojson" and given else _QUICK.get(name, 1)  # as deep as a value is, its lines are indented
         units = (4 if name == "tojson" else 1) + _digits(value, given)
         if name not in _FREE and isinstance(value, (str, bytes)):
             units += len(value) // rate
@@ -129,7 +126,7 @@ def _written(name: str, value: Any, given: Sequence[Any]) -> int:
         return 0
     if name == "sum":  # of lists, each of which is copied for each that follows
         is_joined = isinstance(value, _LISTS) and any(isinstance(one, list) for one in given)
-        return len(value) ** 2 // 1024 if is_joined else 0
+        return len(value) * sum(len(one) for one in value if isinstance(one, list)) // 4096 if is_joined else 0
     numbers = sum(abs(one) if isinstance(one, int) else len(one) for one in given if isinstance(one, (int, str)))
     if name in ("batch", "slice", "round"):
         return numbers
@@ -209,7 +206,9 @@ class _Bounded(Sandbox):
         work.call(function, (*args, *kwargs.values()))
         if isinstance(function, jinja2.runtime.LoopContext):  # of `loop(children)`
             args, kwargs = tuple(map(work.loop, args)), {name: work.loop(one) for name, one in kwargs.items()}
-        return super().call(context, function, *args, **kwargs)
+        found = super().call(context, function, *args, **kwargs)
+        work.spend("a call", len(found) // 1024 if isinstance(found, (str, bytes)) else 0)  # as of a file that is read
+        return found
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
         _pay(source, is_looped=False)

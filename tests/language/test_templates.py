@@ -6,6 +6,7 @@ import errno
 import socket
 from contextlib import nullcontext
 from decimal import Decimal
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -263,6 +264,15 @@ def test_a_rendering_over_what_a_policy_wrote_does_bounded_work(source: str) -> 
     with pytest.raises(TemplateError, match=r"longer than|nested too deep") as raised:
         compile_template(source).text(answer=_LONG)
     assert raised.value.is_unfit
+
+
+def test_files_that_a_policy_left_are_paid_for_as_they_are_read(tmp_path: Path) -> None:
+    for number in range(8):
+        with (tmp_path / str(number)).open("wb") as file:
+            file.truncate(9_900_000)
+    source = "{% for one in resources.iterdir() %}{{ one.read_bytes() | length }}{% endfor %}"
+    with pytest.raises(TemplateError, match="a call: longer than"):
+        compile_template(source).text(resources=tmp_path)
 
 
 @pytest.mark.parametrize("source", ["{{ lipsum() }}", "{{ [1, 2] | random }}", "{{ answer | random }}"])
