@@ -124,7 +124,8 @@ class _Turns(Generic[_T]):
     keeps_turn: bool = False
     """Whether it waits in its turn until what is asked is back, and others behind it."""
     looks: int = field(init=False)
-    """`each`, or drawn about it once one failed: a server with 20 places a second would bar one alone each time."""
+    """`each`, or drawn about it once one failed: a server with 20 places a second would bar one alone each time. Beside
+    others always: what fails all that a server has would set one beat for them, and never meet the known question."""
     limit: Countdown = field(init=False)
     queue_s: float = field(init=False)
     begun: float = field(init=False)
@@ -209,7 +210,7 @@ class _Turns(Generic[_T]):
             self._wait(tried, "its next try told nothing")
         else:
             self.rounds, self.untold, self.well_at_round = self.rounds + 1, 0, self.tries.well
-            if self.each > 1 and self.tries.failed > self.failed_before:
+            if self.each > 1 and (self.tries.failed > self.failed_before or not self.tries.holds):
                 self.looks = random.randint(self.each // 2, self.each * 3 // 2)
             self.turn_s = min(self.turn_s, self.limit.clock_s - begun)
             self.tried_s, self.looked_s = min(self.tried_s, tried_s), 0.0
@@ -270,7 +271,7 @@ class _Turns(Generic[_T]):
     def _has_looked(self, times: int) -> bool:
         """True if the known question went well so often since the last round, or took half as long as a try."""
         has_enough = self.looked_s >= self.looks_s and self.tries.well >= self.well_at_round + times
-        return has_enough or self.looked_s >= max(_SLOW_S, self.tried_s / 2)
+        return has_enough or self.looked_s >= max(_SLOW_S, self.tried_s / 2) * self.looks / self.each
 
     @property
     def _has_room(self) -> bool:
