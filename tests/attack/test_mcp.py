@@ -85,7 +85,7 @@ def test_what_is_large_and_within_the_limits_arrives() -> None:
 @pytest.mark.parametrize(
     ("how", "reason", "whose"),
     [
-        ("error -32602", "bad_arguments", "policy"),
+        ("error -32602", "refused", "policy"),
         ("error -32603", "server_error", "unclear"),
         ("exit", "crashed", "unclear"),
         ("killed", "killed", "unclear"),

@@ -39,7 +39,7 @@ _ANSWER_CUT = "SSE stream"
 _MOST_SAID = 4_000
 _SOONER_S = 0.05
 _REDIRECTED = "Redirect to "
-_REASONS = {INVALID_PARAMS: "bad_arguments", TOO_LARGE: "too_large"}
+_REASONS = {INVALID_PARAMS: "refused", TOO_LARGE: "too_large"}
 
 Connect = Callable[..., AbstractAsyncContextManager[Connection]]
 
