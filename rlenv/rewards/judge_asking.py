@@ -1,4 +1,4 @@
-"""Asking one judge: its verdict about some material, or why there is none."""
+"""Asking one judge about fenced material: its verdict, asked for again until one can be read, or why there is none."""
 
 from __future__ import annotations
 

@@ -124,7 +124,10 @@ def _of_code(code: Lost, tools: Mapping[str, Tool]) -> list[Lost]:
 
 
 async def known_call(tool: Tool, arguments: Mapping[str, Any], context: RewardContext) -> ToolResult:
-    """The result of a call that has to go well; one that was lost is made again, until it does or a few times."""
+    """The result of a call that has to go well; one that was lost is made again, until it does or a few times.
+
+    So an outage that is over before the time for the reward is takes no sample from those whom it met.
+    """
     first = await context.call(tool.name, arguments)
     if not is_lost(first) or tool.mutates:
         return first
@@ -141,7 +144,8 @@ async def settling(
 
     A policy gains nothing by making more such calls than there is time for: the rest counts as those did that failed
     again, one that an outage took among them. Were the rest invalid, by whatever rule, a policy that has met one such
-    loss, or made one, could choose to be masked: it chooses how many calls of its own fail slowly.
+    loss could choose to be masked, or that has made one (`busy` by calls at once, `server_died` by one beside a call
+    that fells the server): it chooses how many calls of its own fail slowly.
     """
     again: ToolResult | None = None
     known: dict[str, ToolResult | RewardError] = {}
@@ -276,7 +280,7 @@ class _Asking:
     has_fallen: bool = False
     """True if the known call failed then, in whatever way."""
     fells: bool = False
-    """True if it was well all along once it was back, or others fell it: it fails by what it is asked, not by luck."""
+    """True if it was well all along once it was back, or others fell it: it fails by what it asks, not by chance."""
     may_fell: bool = False
     """True where the lost call is asked as one that fells its server, or holds it up."""
     is_doubtful: bool = False
