@@ -97,15 +97,21 @@ def value_of(
 
 
 def value_by_name(
-    found: Mapping[str, bool], credit: str, names: Sequence[Sequence[str]]
+    found: Mapping[str, bool], counted: float, credit: str, names: Sequence[Sequence[str]]
 ) -> tuple[float, Mapping[str, float], str]:
-    """The number of tests to pass, in two lists; the shares that passed; and which did not."""
+    """The number of tests to pass, in two lists; the shares that passed; and which did not.
+
+    None passed where more did by their names than a log's summaries have `counted`.
+    """
+    if (passed := sum(is_passed(one, found) for one in {*names[0], *names[1]})) > counted:
+        found = {}
     failed = [[one for one in wanted if not is_passed(one, found)] for wanted in names]
     shares = [1.0 - len(some) / len(wanted) if wanted else 1.0 for some, wanted in zip(failed, names, strict=True)]
     value = float(not any(failed)) if credit == "all" else shares[0] * (not failed[1])
     short = [one for some in failed for one in some]
     more = f" and {len(short) - _MOST_NAMED} more" if len(short) > _MOST_NAMED else ""
-    said = f"not passed: {', '.join(short[:_MOST_NAMED])}{more}" if short else "all passed"
+    told = f" (by name {passed} passed, and by a summary {counted:g})" if passed > counted or not counted else ""
+    said = f"not passed: {', '.join(short[:_MOST_NAMED])}{more}{told}" if short else "all passed"
     return value, {"fail_to_pass": shares[0], "pass_to_pass": shares[1]}, said
 
 

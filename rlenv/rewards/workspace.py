@@ -69,29 +69,29 @@ class WorkspaceTestsSpec(steps.SteppedSpec):
     """The number is read from what the tests say of each test by name, in the place of `by`."""
 
 
-def passed_in(text: str, format: str) -> tuple[dict[str, bool], float]:
+def passed_in(text: str, format: str, *, trusts: bool = False) -> tuple[dict[str, bool], float]:
     """The tests that a log names, each with whether it passed wherever it is named, and how many its summaries count.
 
     So no printed line makes a test pass of which its framework says else, nor one of a file or class that it says is
-    broken, nor any where it says this of the run, nor one behind which no summary stands. Where there is none at all,
-    no test is named. Time is linear in the length.
+    broken, nor any where it says this of the run, nor, unless it `trusts` all that ran, one behind which no summary is.
 
     Raises:
         ValueError: a report is none of its format, or names too many.
     """
     told, passing, failing, broken = (set[str]() for _ in range(4))
-    counts = list[float]()
+    counted = inf if trusts else 0.0
     for name, passed in _READERS[format](text):
         if isinstance(name, str):
             {True: told, False: failing, None: broken}[passed].add(name)
         else:
-            counts = [sum(counts, name)]
-            passing |= told if passed else set()
+            counted += name
+            passing |= told if passed or trusts else set()
             told = told if passed is False else set()
         if max(map(len, (told, passing, failing, broken))) > _MOST_FOUND:
             raise ValueError(f"a log names at most {_MOST_FOUND:,} tests")
+    passing |= told if trusts else set()
     held = {one for one in passing - failing if broken.isdisjoint(_parts_of(one))}
-    return {one: one in held for one in passing | failing if counts}, sum(counts)
+    return {one: one in held for one in passing | failing | told}, counted
 
 
 def _parts_of(name: str) -> tuple[str, ...]:
@@ -306,19 +306,19 @@ def _cargo(text: str) -> _Named:
 _READERS = {"pytest": _pytest, "unittest": _unittest, "go": _go, "jest": _jest, "cargo": _cargo, "junit": _junit}
 
 
-def _by_name(verified: Verified, log: steps.TestLogSpec, names: Names) -> tuple[float | None, Mapping[str, float], str]:
+def _by_name(
+    verified: Verified, log: steps.TestLogSpec, names: Names, trusts: bool
+) -> tuple[float | None, Mapping[str, float], str]:
     """The number of tests by name, None where the log names none; the shares that passed; and which did not."""
     text = verified.ran.output if log.file is None else verified.files.get(log.file, b"")
     found: dict[str, bool] = {}
     # What was not said may be what failed.
     if verified.ran.why in ("", "out of memory") and not (log.file is None and verified.ran.dropped):
         with contextlib.suppress(ValueError):
-            found, counted = passed_in(text.decode(errors="replace"), log.format)
+            found, counted = passed_in(text.decode(errors="replace"), log.format, trusts=trusts)
     if not found:
         return None, {}, ""
-    if (passed := sum(steps.is_passed(one, found) for one in {*names[0], *names[1]})) > counted:
-        return None, {}, f"of the tests to pass the log names {passed} as passed, and its summaries count {counted:g}"
-    return steps.value_by_name(found, log.credit, names)
+    return steps.value_by_name(found, counted, log.credit, names)
 
 
 _Number = tuple[float | None, Mapping[str, float], str, str]
@@ -400,7 +400,7 @@ class _Tests:
             if log is None:
                 value, beside = steps.value_of(tested, self.spec.by, self.spec.weights)
             else:
-                value, beside, told = await asyncio.to_thread(_by_name, tested, log, tests.names)
+                value, beside, told = await asyncio.to_thread(_by_name, tested, log, tests.names, not over_layer)
                 if value is None and not over_layer and not tested.ran.why and tested.ran.code not in steps.NOT_RUN:
                     value, beside = 0.0, {"pass_to_pass": 0.0}  # they ended: what they need may be what is missing
                 said = told or said
