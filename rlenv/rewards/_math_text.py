@@ -24,7 +24,7 @@ _RAISED, _RAISED_DIGITS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+"), str.m
 _ROOT_OF = re.compile(r"√\s?(?:(\d{1,40}|[A-Za-z])|(?=\())")
 _ORDINAL = re.compile(r"(?<=\d)(?:\s?\^\s?(?:\{\s?)?\\(?:text|mathrm)\s?\{(?:st|nd|rd|th)\}\}?|st|nd|rd|th)\Z")
 _THOUSANDS = re.compile(r"(?<=\d)(?:,\\!\s?|\\[,!;: ]|\{,\})(?=\d{3}(?!\d))")
-_DELIMITERS = re.compile(r"(?<!\\)(?:\$|\\[()\[\]])")
+DELIMITERS = re.compile(r"(?<!\\)(?:\$|\\[()\[\]])")
 _SPELLINGS = {
     r"\\(?:left|right)(?![A-Za-z])|(?<!\\)\\!": "",
     r"(?<!\\)\\[,;: ]|(?<!^)~|\\q?quad(?![A-Za-z])": " ",
@@ -148,8 +148,8 @@ def bare(text: str) -> str:
         text = ascii_form(_ROOT_OF.sub(lambda found: rf"\sqrt{{{found[1]}}}" if found[1] else "sqrt", text))
     # Between two optional parts a run of spaces can be split at any place, and there are many such pairs below.
     text = unwrapped(_RUN.sub("  ", text))
-    if len(_DELIMITERS.findall(text)) % 2 == 0:
-        text = _DELIMITERS.sub(" ", text).strip()
+    if len(DELIMITERS.findall(text)) % 2 == 0:
+        text = DELIMITERS.sub(" ", text).strip()
     if (repeats := _REPEATS.fullmatch(text)) is not None:
         return _written(_repeating(repeats))
     text = _THOUSANDS.sub("", _BASED.sub(_in_ten, text))

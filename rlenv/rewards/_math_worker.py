@@ -63,10 +63,10 @@ def _with_unit(expression: Any) -> Any:
 
 
 def _bare(gold: str) -> str:
-    first, *others = texts.NEAR.split(texts.unwrapped(gold))
+    first, *others = texts.NEAR.split(texts.DELIMITERS.sub(" ", texts.unwrapped(gold)))
     if others and not plain_number(first) and len(first.strip()) < 2:  # what is asked for is the number itself
         first = f"{first}={others[-1]}" if first.strip() else others[-1]
-    return bare(first)
+    return bare(first if others else gold)
 
 
 @lru_cache(maxsize=_GOLDS_KEPT)

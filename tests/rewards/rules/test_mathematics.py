@@ -374,5 +374,6 @@ def test_a_gold_value_that_can_be_read_in_part_alone_is_refused(gold: str) -> No
 def test_what_is_said_to_be_near_is_not_the_number(answer: str) -> None:
     context = reward_context(answer=answer, task={"gold": "7", "near": r"\approx 7"})
     assert measure("math_equal", context, expect="{{ task.gold }}").value == 0.0
+    assert measure("math_equal", reward_context(answer="7 miles/s"), expect=r"$\approx 7$ miles/s").value == 1.0
     # A gold value may say so: the number itself is what is asked for.
     assert measure("math_equal", reward_context(answer="7", task={"gold": answer}), expect="{{ task.gold }}").value == 1
