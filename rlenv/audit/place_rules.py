@@ -126,13 +126,18 @@ _MOST_NUMBER = 10**15
 _RARE = 1e-3
 _BASE64 = re.compile(r"(?<![\w+/])[\w+/-]{12,}(?![\w+/-])", re.ASCII)
 _FILLED_UP = re.compile(r"(?<=[A-Za-z0-9+/])={1,2}(?![\w=])")
-_DIGITS = re.compile(r"\d+")
+_DIGITS, _LETTERS = re.compile(r"\d+"), re.compile(r"[^\W\d_]+")
+_HEAD = re.compile(r"[^\W_]+(?:[_-][^\W_]+)*[_-]$")
+_RUNS = {r"\d+": r"\d+", r"\l+": r"[^\W\d_]+"}
+"""What stands for any digits and any letters in what a rule says is in front of a gold."""
 _NUMBER = r"(?<!\d)(?<!\d[.,])[-+]?\d+(?:[.,]\d+)*(?!\d)"
 _WORD_OF_PLACE_RULES = r"(?<![^\W\d_])[^\W_]+"
 _LINE = r"[^\n]{1,200}?"
 _TOKEN = r"[^\s\"'`()\[\]{}<>,;]*\w"
 _JOINED = r"(?<![^\W\d_])[^\W\d_]+(?:[_-][^\W\d_]+)*"
 _VALUES = {"number": _NUMBER, "word": _WORD_OF_PLACE_RULES, "token": _TOKEN, "line": _LINE, "name": _JOINED}
+_VALUES |= {"spelt": r"(?<!\w)\w(?:[ -]\w)+(?!\w)"}
+_BETWEEN = (" ", "-")
 _ALONE = _VALUES | {"line": r"^[^\n]+$"}
 _OF = {
     **dict.fromkeys(("times 100", "times 1000", "by its number from 0", "by its number from 1", "as 1 or 0"), "number"),
@@ -140,6 +145,7 @@ _OF = {
     "by its first letters": "word",
     "in base64": "line",
     **{f"with {by!r} for spaces": "name" for by in ("_", "-", "")},
+    **{f"spelt with {by!r}": "spelt" for by in _BETWEEN},
 }
 """What a hidden gold looks like; of the other forms it looks like the gold."""
 _LEFTS = (r"[^\n]{1,40}$", r"\w+\W+\w+\W*$", r"\w+\W*$", r"[^\w\s]\s*$")
@@ -304,7 +310,7 @@ def _sample(places: Sequence[int], most: int) -> list[int]:
 
 
 def _place_regex(left: str, value: str, right: str) -> str:
-    before = "".join(r"\d+" if part == r"\d+" else re.escape(part) for part in re.split(r"(\\d\+)", left)) or "^"
+    before = "".join(_RUNS.get(part) or re.escape(part) for part in re.split(r"(\\[dl]\+)", left)) or "^"
     after = "$" if right == "\n" else re.escape(right)
     return f"{before}({value})(?={after})" if after else f"{before}({value})"
 
@@ -332,6 +338,7 @@ def _forms_of(gold: str) -> Iterator[tuple[str, str]]:
         yield from ((f"{word} too {way}", f"{int(exact) + by}") for word, way, by in near)
     if gold.isalpha():
         yield "by its first letters", gold[:_STEM_OF_LABEL]
+        yield from ((f"spelt with {by!r}", by.join(gold)) for by in _BETWEEN if len(gold) > 1)
     if re.fullmatch("[A-Z]", gold):
         yield "by its number from 0", str(ord(gold) - 65)
         yield "by its number from 1", str(ord(gold) - 64)
@@ -360,6 +367,8 @@ def _place_shapes(text: str, gold: str, kind: str, allowed: Allowed) -> Iterator
             if _OF.get(transform) == "name" and (more := _NEXT.match(text, end)):
                 right = more[0]  # what is joined ends where the next word begins
             lefts = [""] if not before else [match[0] for left in _LEFTS if (match := re.search(left, before))]
+            # Of a name's parts, such as a file's, one has its place whatever the others say.
+            lefts += [_LETTERS.sub(lambda _: r"\l+", head[0])] if (head := _HEAD.search(before)) else []
             for left in dict.fromkeys(lefts):
                 shape = _DIGITS.sub(lambda _: r"\d+", left)
                 yield shape, right, transform, None
@@ -378,7 +387,8 @@ def _rules_of_shape(shape: _Shape, kind: str) -> Iterator[PlaceRule]:
     looks = _OF.get(transform, kind)
     pattern = re.compile(_ALONE[looks] if left is None else _place_regex(left, _VALUES[looks], right), re.MULTILINE)
     for place in (0, -1) if at is None else (at,):
-        yield PlaceRule(left and left.replace(r"\d+", "0"), right, transform, place, looks, pattern)
+        said = left and left.replace(r"\d+", "0").replace(r"\l+", "word")
+        yield PlaceRule(said, right, transform, place, looks, pattern)
 
 
 def is_same_gold(taken: str, form: str) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlenv.audit.place_rules import is_glued, is_mark, is_mark_anywhere
+from rlenv.audit.place_rules import is_glued, is_mark, is_mark_anywhere, learn_rule
 from tests.support.leaks_shown import shown_in
 from tests.support.planted import WORDS, Row, rows_of
 
@@ -56,6 +56,20 @@ def test_what_a_prompt_asks_to_be_turned_is_no_hidden_gold() -> None:
 @pytest.mark.parametrize(("text", "is_part"), [("oak.jpeg", True), ("oak_3", True), ("oak. Then", False)])
 def test_what_a_name_begins_with_is_a_part_of_it(text: str, is_part: bool) -> None:
     assert is_glued(text, 0, 3) is is_part
+
+
+def test_a_part_of_a_name_has_its_place_whatever_the_parts_before_it_say() -> None:
+    texts = [f"Read letter_{WORDS[-at - 1]}_{WORDS[at]}_{at:02}.txt, which {WORDS[at - 9]} wrote." for at in range(20)]
+    found = learn_rule(texts, WORDS[:20])
+    assert found is not None
+    assert (dict(found.taken), "behind 'word_word_'" in found.rule) == (dict(enumerate(WORDS[:20])), True)
+
+
+@pytest.mark.parametrize("by", [" ", "-"])
+def test_a_gold_may_be_spelt(by: str) -> None:
+    found = learn_rule([f"Tray {at}: {by.join(WORDS[at])}, I think." for at in range(20)], WORDS[:20])
+    assert found is not None
+    assert dict(found.taken) == dict(enumerate(WORDS[:20]))
 
 
 def stone(index: int) -> Row:
