@@ -76,7 +76,9 @@ def targets_of(subject: AuditSubject) -> dict[str, Target]:
     for call, _ in subject.oracle_calls():
         called = subject.tools.get(call.name)
         hidden = [key for key, value in call.arguments.items() if not holds(subject.prompt, str(value))]
-        if called is None or subject.submits(call.name) or len(hidden) != 1 or len(found) >= 2 * _MOST_AIMS:
+        # What hands in one of the values that a prompt lists may refuse all others.
+        hidden = hidden or list(call.arguments) * subject.submits(call.name)
+        if called is None or len(hidden) != 1 or len(found) >= 2 * _MOST_AIMS:
             continue
         (key,) = hidden
         if any(len({*map(str, each)}) > 1 for each in _values_per_task(subject, call.name, key)):

@@ -225,7 +225,8 @@ async def find_leaks(player: ScriptPlayer, subjects: Sequence[AuditSubject], aim
     asked, alike = list(zip(some, golds, strict=False)), _constant_tools(some)
     for label in dict.fromkeys(label for one in told for label in one):
         tool = label.replace(" ", "(").partition("(")[0]
-        for kind in ("result", "error") if aim.is_answer or tool == aim.tool else ("error",):
+        is_read = (aim.is_answer or tool == aim.tool) and not some[0].submits(tool)
+        for kind in ("result", "error") if is_read else ("error",):
             # What one tool says to many calls is one place.
             place = kind, tool
             is_told = probing.TELLS.search(label.partition(" of ")[2])  # by its name it is to be kept
@@ -349,8 +350,10 @@ async def _probe_results(player: ScriptPlayer, subject: AuditSubject, asked: Seq
     limits = subject.limits
     width = min(limits.calls_per_turn, limits.tool_calls)
     by_key = {repr([(call.name, dict(call.arguments)) for call in calls]): calls for _, calls in asked}
-    # What a call changes, the ones beside it must not see.
-    still = [key for key, calls in by_key.items() if len(calls) == 1 and not subject.changes(calls[0].name)]
+    # What a call changes or ends, the ones beside it must not see.
+    names = {call.name for calls in by_key.values() for call in calls}
+    alone = {name for name in names if subject.changes(name) or subject.submits(name)}
+    still = [key for key, calls in by_key.items() if len(calls) == 1 and calls[0].name not in alone]
     lots = [[key] for key in by_key if key not in set(still)]
     lots += [still[start : start + width] for start in range(0, len(still), width)]
     given: dict[str, ToolResult] = {}
@@ -373,7 +376,7 @@ def _result_gone_on_from(subject: AuditSubject, number: int) -> ToolResult | Non
     """The result of the oracle's call of that number, None where it reads nothing after it."""
     given: dict[tuple[str, str], ToolResult] = {}
     for call, result in subject.oracle_calls():
-        if not subject.changes(call.name):
+        if not subject.changes(call.name) and not subject.submits(call.name):
             given.setdefault(call_key(call), result)
     results = list(given.values())
     return results[number] if number + 1 < len(results) else None

@@ -133,6 +133,11 @@ def probes(subject: AuditSubject) -> list[Probe]:
         found += [] if name in called else _row_probes(subject, tool)
     if subject.tools:
         found.append(("a tool that is not there", ToolCall("zqx", {})))
+    # What takes the answer may say it where it refuses another one.
+    for tool in [one for one in subject.tools.values() if subject.submits(one.name)]:
+        given = [arguments_with_word(tool, word) for word in ("", "?")]
+        given += [{**filler(tool), key: value} for key, value in _few_valued_arguments(tool)]
+        found += [(f"{tool.name}({one})", ToolCall(tool.name, one)) for one in given]
     found += _prose_probes(subject)
     return [*_without_own_calls(subject, found)[:_MOST_PROBES], *_repeated_and_paired(tools)]
 

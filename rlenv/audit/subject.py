@@ -12,6 +12,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+from rlenv._base.strict_json import load
 from rlenv.audit.golds import gold_readers, golds_of
 from rlenv.audit.texts import holds, judge_tells
 from rlenv.episodes.environment import Environment
@@ -102,7 +103,10 @@ class AuditSubject:
             for call in last.parsed.calls:
                 if isinstance(call, ToolCall) and call.name == spec.tool:
                     key = spec.argument or next(iter(call.arguments), "answer")
-                    return Message("assistant", "", (ToolCall(call.name, {**call.arguments, key: answer}),))
+                    # A number is no text to a tool that takes one.
+                    read = "" if isinstance(call.arguments.get(key), str) else load(answer)
+                    value = read[0] if isinstance(read, tuple) else answer
+                    return Message("assistant", "", (ToolCall(call.name, {**call.arguments, key: value}),))
         text, right = last.action, self.right
         # With its marks first: the last "a" of "<answer>a</answer>" stands in the mark.
         for given, put in ((self._in_answer_marks(right), self._in_answer_marks(answer)), (right, answer)):

@@ -165,3 +165,46 @@ def test_to_look_through_is_no_hole_where_it_is_the_oracle_s_way(tmp_path: Path)
             return await audit(environment)
 
     assert "asked_until_right" not in [one.hole for one in asyncio.run(main()).findings]
+
+
+SUBMIT = """
+def submit(letter: str, task) -> str:
+    '''Submits a letter.'''
+    if letter != task["answer"]:
+        REFUSED
+    return "accepted"
+
+
+def accepted(context):
+    return float(context.answer == context.task["answer"])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("refused", "holes"), [("raise ValueError('try again')", ["asked_until_right"]), ("return 'wrong'", [])]
+)
+def test_what_takes_a_listed_answer_and_refuses_others_is_asked_until_it_takes_one(
+    tmp_path: Path, refused: str, holes: list[str]
+) -> None:
+    rows = rows_of(
+        24, lambda at: {"question": f"Box {at * 7 + 100}: A, B, C, D, E or F?", "answer": "ABCDEF"[at * 5 % 6]}
+    )
+    entry = (
+        "{kind: python, function: 'tools.py:submit', inject: [task], errors: [ValueError], run_in: loop, ends: true}"
+    )
+    path = plant(
+        tmp_path,
+        {"train": rows},
+        rule="{kind: rule, function: 'tools.py:accepted'}",
+        more=f"tools: {{submit: {entry}}}\nanswer: {{from: tool, tool: submit}}",
+        tools=SUBMIT.replace("REFUSED", refused),
+        call="{submit: {letter: '{{ task.answer }}'}}",
+    )
+    path.write_text(path.read_text().partition("  - say:")[0])
+
+    async def main() -> AuditReport:
+        async with rlenv.load(path) as environment:
+            return await audit(environment)
+
+    assert [one.hole for one in asyncio.run(main()).findings] == holes

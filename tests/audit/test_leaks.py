@@ -271,6 +271,30 @@ def test_an_error_that_gives_the_gold_is_named(tmp_path: Path) -> None:
     assert looked(tmp_path, "{task['question'][:7]}: found {about}", head=FAILURE) == []
 
 
+HAND_IN = """
+def hand_in(total: str, task) -> str:
+    '''Hands the product in.'''
+    if not total.isdigit():
+        raise ValueError(f"TOLD, found {total!r}")
+    return f"{task['answer']} was right"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("told", "found"), [("expected {task['answer']}", [("leak", "error")]), ("no number", [])])
+def test_what_takes_the_answer_may_say_it_where_it_refuses_another(
+    tmp_path: Path, told: str, found: list[tuple[str, str]]
+) -> None:
+    entry = (
+        "{kind: python, function: 'tools.py:hand_in', inject: [task], errors: [ValueError], run_in: loop, ends: true}"
+    )
+    more = f"tools: {{hand_in: {entry}}}\nanswer: {{from: tool, tool: hand_in}}"
+    call = "{hand_in: {total: '{{ task.answer }}'}}"
+    made = plant(tmp_path, {"train": rows_of(24, product)}, more=more, tools=HAND_IN.replace("TOLD", told), call=call)
+    made.write_text(made.read_text().partition("  - say:")[0])
+    assert places(audited(made)) == found
+
+
 def test_a_call_without_arguments_that_the_oracle_makes_on_every_row_is_the_task(tmp_path: Path) -> None:
     head = 'def look(task: dict) -> str:\n    """Looks at the scales."""\n    return f"{expression}"\n'
     assert looked(tmp_path, "The scales show {task['answer']}", head=head, call="{look: {}}") == []
