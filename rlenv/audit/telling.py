@@ -255,9 +255,10 @@ async def talk_to_user(player: ScriptPlayer, chapter: Chapter, subjects: Sequenc
     if not texts:
         return
     some, aim = subjects[:_ASKED], aim_of(subjects)
-    for text in texts:
+    named = list(dict.fromkeys(aim.golds)) if aim is not None and aim.is_answer else []
+    for text in [*texts, *[f"Is it {', '.join(named)}?"] * (1 < len(named) <= _MOST_OPTIONS)]:
         way = await player.way(some, partial(_saying_script, texts=[text]))
-        chapter.tried["talk"].append((text, way))
+        chapter.tried["talk"] += [(text, way)] * (text in texts)
         if aim is not None and aim.is_answer:
             await _copy_replies(player, chapter, some, text, aim, way)
     for said in (texts, [" ".join(texts)]):
@@ -345,10 +346,13 @@ async def _copy_replies(
     player: ScriptPlayer, chapter: Chapter, subjects: Sequence[AuditSubject], text: str, aim: Aim, heard: Way
 ) -> None:
     replies = ["\n".join(_user_replies(heard[one.gold.split, one.gold.task_index])) for one in subjects]
-    known = ["\n".join(_user_replies(one.gold)) for one in subjects]
     golds = list(aim.golds[: len(subjects)])
+    # What the oracle has said before it is told has not come from the user.
+    said = ["\n".join(turn.action for turn in one.gold.turns[:-1]) for one in subjects]
+    known = ["\n".join(_user_replies(one.gold)) for one in subjects]
     open_to_all = [
-        reply if not is_whole(own, gold) else "" for reply, own, gold in zip(replies, known, golds, strict=True)
+        reply if is_whole(told, gold) or not is_whole(own, gold) else ""
+        for reply, told, own, gold in zip(replies, said, known, golds, strict=True)
     ]
     sure = learn_rule(open_to_all, golds, parts=True)
     if sure is None:

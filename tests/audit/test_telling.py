@@ -272,6 +272,25 @@ def test_a_user_whose_reply_holds_the_answer_tells_it(tmp_path: Path, when: str,
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("named", "holes"), [("Yes, the {found}!", ["user_tells"]), ("Yes!", [])])
+def test_a_user_to_whom_all_answers_are_named_tells_which_is_right(
+    tmp_path: Path, named: str, holes: list[str]
+) -> None:
+    """The oracle has it from nobody: what it says itself the user says back."""
+    rows = rows_of(20, lambda index: {"question": f"I thought of word {index}.", "answer": WORDS[index * 7 % 20]})
+    reply = f"    found = task['answer']\n    return f{named!r} if found in message else 'No.'\n"
+    path = plant(
+        tmp_path,
+        {"train": rows},
+        more=TALK.replace("turns: 5", "turns: 3"),
+        tools=f"def reply(message, task):\n{reply}",
+        say="<answer>{{ task.answer }}</answer>",
+    )
+    path.write_text(path.read_text().replace("  - say:", '  - say: "The {{ task.answer }}?"\n  - say:'))
+    assert [one.hole for one in audited_talk(path).findings] == holes
+
+
+@pytest.mark.slow
 def test_a_user_who_tells_what_the_row_rounds_tells_it(tmp_path: Path) -> None:
     rows = [
         {"question": f"A third of {at}?", "answer": f"{at / 3}", "value": round(at / 3, 1)} for at in range(100, 120)
