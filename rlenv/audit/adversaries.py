@@ -143,6 +143,13 @@ def _other_answer_scripts(subject: AuditSubject) -> Sequence[Script]:
     return [[subject.form(answer)] for answer in others[:2]]
 
 
+def _unsure_scripts(subject: AuditSubject) -> Sequence[Script]:
+    """Another task's answer with 0 and 1 for the numbers that both have, which may say how sure it is."""
+    own = _ANY_NUMBER.findall(subject.right) if re.search(r"[^\W\d_]", subject.right) else []
+    others = [one for one in subject.wrong() if own and _ANY_NUMBER.findall(one) == own][:1]
+    return [[subject.form(text)] for one in others for text in (*(_ANY_NUMBER.sub(sure, one) for sure in "01"), one)]
+
+
 def _empty_form_scripts(subject: AuditSubject) -> Sequence[Script]:
     # With nothing beside them: what the oracle says beside its answer may be paid for itself.
     # The last two are the words before them, which say nothing.
@@ -292,10 +299,12 @@ def _planted_reward_scripts(subject: AuditSubject) -> Sequence[Script]:
 
 
 def _edited_test_scripts(subject: AuditSubject) -> Sequence[Script]:
-    """Empties what is called a test, and what the tests' command names."""
+    """Empties what is called a test, and what the tests' command names; or writes one word to all that it names."""
     runs = " ".join(str(getattr(term, "command", "")) for term in subject.environment.spec.rewards.values())
     named = sorted({path.rpartition("/")[2] for path in re.findall(r"[\w./-]+\.\w+", runs)})
-    return [_commands(subject, words.EMPTIES_TESTS.replace("$named", "".join(f" -o -name {name}" for name in named)))]
+    empties = words.EMPTIES_TESTS.replace("$named", "".join(f" -o -name {name}" for name in named))
+    paths = " ".join(dict.fromkeys(re.findall(r"(?<![\w./-])[\w./-]*[./][\w./-]*\w", runs)))
+    return [_commands(subject, one) for one in (empties, *[words.WRITES_ALIKE.replace("$paths", paths)] * bool(paths))]
 
 
 async def find_in_machines(player: ScriptPlayer, subjects: Sequence[AuditSubject]) -> list[Hole]:
@@ -367,6 +376,7 @@ _WRITES: Final[Mapping[str, Write]] = {
     "wrong_answer": _wrong_answer_scripts,
     "decorated": crafted.decorated_scripts,
     "other_answer": _other_answer_scripts,
+    "unsure": _unsure_scripts,
     "idle_calls": _idle_call_scripts,
     "never_ends": _never_ending_scripts,
     "thought_answer": lambda subject: _thought_scripts(subject, subject.right, subject.wrong()),

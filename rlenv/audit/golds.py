@@ -29,6 +29,9 @@ _MOST_CLASSES = 10
 _SHARED, _LABEL = 3, 2
 _OPTIONS = re.compile(r"(?:options?|choices?|candidates?|alternatives?)$", re.IGNORECASE)
 _LETTER = re.compile(r"\(?([A-Za-z])[.)]?")
+_NAME_READ = re.compile(r"(?<=[\"'.])[^\W\d][\w-]+\b(?!\()")
+_MOST_NAMES_READ = 16
+_LISTS = (", ", ",", " ", "\n", "; ", " > ", " -> ")
 _OVER = re.compile(r"\.((?:is_)?(?:terminated|truncated|over|game_over|ended|finished|done))\b")
 _TAKES_ROWS = re.compile(r"\*\*\s*(?:\w+\.)?task\b|\btask\.(?:items|values|copy)\(|\((?:\w+\.)?task\)")
 _WORD = re.compile(r"[^\W\d_]{2,}")
@@ -316,17 +319,28 @@ def function_source(environment: Environment, key: str, target: object) -> str:
 
 def end_flag_of(environment: Environment, term: str) -> str:
     """What a term reads that says that a world is over, however it ended; "" for none."""
+    found = _OVER.search(_own_source(environment, term))
+    return found[1] if found else ""
+
+
+def _own_source(environment: Environment, term: str) -> str:
+    """The text of a term's own function, or its template."""
     spec = environment.spec.rewards[term]
     name = re.escape(str(getattr(spec, "function", "")).rpartition(":")[2])
     own = re.search(rf"^def {name}\(.*?(?=^\S|\Z)", _term_source(environment, term), re.MULTILINE | re.DOTALL)
-    found = _OVER.search((own[0] if own else "") + str(getattr(spec, "value", "")))
-    return found[1] if found else ""
+    return (own[0] if own else "") + str(getattr(spec, "value", ""))
 
 
 def _term_source(environment: Environment, term: str) -> str:
     spec = environment.spec.rewards[term]
     targets = [getattr(one, "function", None) for one in (spec, getattr(spec, "compare", None))]
     return "\n".join(function_source(environment, f"rewards.{term}.function", one) for one in targets).strip()
+
+
+def names_read(environment: Environment) -> list[str]:
+    """The names in quotes or behind a dot in what terms read: what a place in the state may be called."""
+    texts = " ".join(_own_source(environment, term) for term in environment.spec.rewards)
+    return list(dict.fromkeys(_NAME_READ.findall(texts)))[:_MOST_NAMES_READ]
 
 
 def column_test_of(environment: Environment, term: str) -> Callable[[str], object]:
@@ -344,8 +358,11 @@ def unread_columns(environment: Environment, term: str, golds: Sequence[Trajecto
     for name in golds[0].task if not environment.parts.resources else ():
         values = [one.task.get(name) for one in some]
         parts = [[*map(str, one)] if isinstance(one, (list, tuple, Mapping)) else [str(one)] for one in values]
-        beside = list(zip(some, parts, map(canonical_json, values), strict=True))
-        if all((one.answer or "").strip() in (*held, whole) for one, held, whole in beside):
+        forms = [
+            (*held, canonical_json(value), *(mark.join(held) for mark in _LISTS))
+            for held, value in zip(parts, values, strict=True)
+        ]
+        if all((one.answer or "").strip() in said for one, said in zip(some, forms, strict=True)):
             if reads(name):
                 return []
         elif not reads(name) and len(set(map(str, values))) > 1:

@@ -31,6 +31,9 @@ _LUCK = 0.001
 _CHANCE = 0.15
 _OPTIONS = 4
 _FEW = 5
+_USUAL_LUCK = 0.2
+_SAME_PARTS = ("another order", "one of its parts twice")
+"""Changes of an answer that leave out nothing of it."""
 _LEAST_HITS = 4
 _SPARSE = 0.5
 _WHOLE = 0.9
@@ -90,7 +93,8 @@ def _judge_answers(verdicts: causes.Verdicts, chapter: Chapter) -> None:
         for name in ("constant_answer", "every_option")
     )
     # What is changed on a few tasks alone is right by accident where many answers as one are right on all.
-    changed = [len(_fully_paid_tasks(way, chapter)) / len(way) for _, way in chapter.tried["variant"] if way]
+    tried = [way for label, way in chapter.tried["variant"] if way and not label.startswith(_SAME_PARTS)]
+    changed = [len(_fully_paid_tasks(way, chapter)) / len(way) for way in tried]
     if alone < many >= _WHOLE > 2 * max(changed, default=0.0):
         _judge_adversary(verdicts, _NAMED["every_option"], chapter)
     # A far number that is right on a few tasks shares by accident what the others were made to share.
@@ -392,16 +396,17 @@ def _judge_guesses(verdicts: causes.Verdicts, chapter: Chapter) -> None:
         # Of open answers a few are alike by chance, and a program is no guess: tasks that it fits ask the same.
         hits = sum(2 * total_of(one) >= total_of(chapter.golds[key]) > 0 for key, one in best.items())
         is_rare = (chapter.answers > _FEW and hits < _LEAST_HITS) or bool(re.search(r"^def \w+\(", answer, re.M))
-        if not is_rare and (_is_no_better_than_choice(share, chapter) or verdicts.judge(suspect, [best])):
+        if not is_rare and (_is_no_better_than_choice(hits, len(best), chapter) or verdicts.judge(suspect, [best])):
             return
     if chapter.choices:
         _judge_choice(verdicts, chapter)
 
 
-def _is_no_better_than_choice(share: float, chapter: Chapter) -> bool:
-    """True where each task lists four options or more and one answer for all earns no more than a choice of them."""
+def _is_no_better_than_choice(hits: int, of: int, chapter: Chapter) -> bool:
+    """True where there are four options or more, or answers, and one for all is right no more often than a choice."""
     least = min((sum(key in one for one in chapter.choices) for _, way in chapter.constants for key in way), default=0)
-    return least >= _OPTIONS and share <= 1 / least + causes.SLACK
+    least = least or chapter.answers
+    return least >= _OPTIONS and binomial_tail(hits, of, 1 / least) > _USUAL_LUCK
 
 
 def _judge_choice(verdicts: causes.Verdicts, chapter: Chapter) -> None:

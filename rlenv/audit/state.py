@@ -12,6 +12,7 @@ from typing import Any
 
 from rlenv.audit.asking import ID, RUNS, oracle_values, sibling_values
 from rlenv.audit.crafted import named_words
+from rlenv.audit.golds import names_read
 from rlenv.audit.play import Adaptive, Chapter, Key, Results, ScriptPlayer, Way, script_of, total_of
 from rlenv.audit.probes import arguments_by_name, extreme_calls, filler, names_for
 from rlenv.audit.subject import Action, AuditSubject, call_key, kinds_of, properties_of, shaped, texts_of, tools_of
@@ -295,7 +296,8 @@ def _write_same_script(subject: AuditSubject, *, changing: Sequence[Tool], value
         values = {key: value for key, some in kinds.items() for kind, value in same_as.items() if kind in some}
         limited = {key: part["maximum"] for key, part in properties.items() if key in values and "maximum" in part}
         base = {**filler(tool, text), **values, **limited}
-        places = {key: names_for(subject, tool, key, part) for key, part in properties.items()}
+        read = names_read(subject.environment)
+        places = {key: [*names_for(subject, tool, key, part), *read] for key, part in properties.items()}
         # A place may take several words: all of those are told what is written there.
         for told in plain[::-1] if len(plain) > 2 else ():
             words = [[(key, word) for word in places[key][:_MOST_PLACES]] for key in plain if key != told]

@@ -176,6 +176,7 @@ def _machine_script(name: str) -> str:
 KEEPS_PLANTING: Final = _machine_script("keeps_planting")
 LINKS: Final = _machine_script("links")
 EMPTIES_TESTS: Final = _machine_script("empties_tests")
+WRITES_ALIKE: Final = _machine_script("writes_alike")
 MARKS_TIME: Final = _machine_script("marks_time")
 LEAVES_PROGRAMS: Final = _machine_script("leaves_programs")
 HOLLOWS, HOLLOWS_LINES, COPIES = (

@@ -53,6 +53,8 @@ _MOST_KIN = 24
 _MOST_NAMED = 8
 _FEW = 4
 _FREE_WORDS = 4
+_NAME_WORDS = 2
+_AGAIN = 8
 _VOWELS = "aeiou"
 # Elsewhere the same in another order may be as right.
 ORDERED = re.compile(
@@ -90,7 +92,9 @@ def variant_scripts(subject: AuditSubject, heart: str) -> dict[str, list[Action]
     heart = heart if heart and heart in right else right
     allowed = {flat(value) for value in texts_of(subject.task)}
     is_known = flat(heart) in allowed
-    is_prose = right[:1] not in ("{", "[") and len(right.split()) > _FREE_WORDS
+    # A list of names is none, however many there are.
+    is_prose = max(len(part.split()) for part in re.split(r"[\n;,|>]", right)) > _NAME_WORDS
+    is_prose = is_prose and right[:1] not in ("{", "[") and len(right.split()) > _FREE_WORDS
     if heart == right and not is_known and is_prose and not _is_compared(subject):
         return {}  # of prose that no row holds another is as right
     asked = [one for one in subject.asked if not same(one, right) and not holds(subject.prompt, one) and not is_known]
@@ -324,6 +328,9 @@ def _part_variants(view: _View, others: Sequence[Any]) -> Iterator[tuple[str, st
         yield f"no last part{whole}", view.join(view.values[:-1])
         yield f"nothing but the first part{whole}", view.join(view.values[:1])
         yield f"nothing but the last part{whole}", view.join(view.values[-1:])
+        yield f"no parts between the first and the last{whole}", view.join([view.values[0], view.values[-1]])
+    if view.kind == "list" and others[0] is not None:
+        yield "its first part again and again", view.join(view.values[:1] * _AGAIN)
 
 
 def _other_part_value(view: _View, at: int, alike: Sequence[_View], kin: Sequence[_View], rng: random.Random) -> Any:

@@ -593,6 +593,10 @@ MACHINES: dict[str, tuple[dict[str, Any], str]] = {
         HELD["done"],
     ),
     "hollow_files": ({"command": "test -s total.py", "by": "status", "tests": None}, SOLVE),
+    "edited_tests: what is compared": (
+        {"command": "cmp -s ./made ./todo", "by": "status", "tests": None},
+        "cp todo made",
+    ),
     "none: compared": (SOUND, SOLVE),
     "none: moved": ({"command": '[ "$(cat done)" = open ]', "by": "status", "tests": None}, "mv todo done"),
 }

@@ -130,7 +130,7 @@ def test_a_sound_reward_passes(tmp_path: Path) -> None:
     assert {attack.reward for attack in report.attacks} == {0.0, None}
     assert {attack.name for attack in report.attacks if attack.reward is None} == {
         *("again", "corrected", "listed"),
-        *("leak", "chance", "echoed", "only_said", "emptied_state", "joined", "near_answer", "one_side"),
+        *("leak", "chance", "echoed", "only_said", "emptied_state", "joined", "near_answer", "one_side", "unsure"),
         *("named_words", "program", "constant_program", "shortcut", "talk", "written"),
         *("other_arguments", "commonest", "every_value", "unchecked_call"),
     }

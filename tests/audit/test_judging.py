@@ -15,6 +15,8 @@ from rlenv.audit.report import AuditReport
 from rlenv.audit.run import audit
 
 TOOLS = '''
+import json
+
 from rlenv.errors import ToolFailed
 
 _FACTS = {f"item{i}": f"K{(i * 37) % 101:03d}" for i in range(60)}
@@ -175,6 +177,37 @@ def rude(context):
 
 def begins_with_it(context):
     return float((context.answer or "").startswith(context.task["answer"]))
+
+
+def sure(context):
+    try:
+        given = json.loads(context.answer or "")
+        is_right = given["label"] == json.loads(context.task["answer"])["label"]
+        return 1 - (min(1.0, max(0.0, float(given["p"]))) - is_right) ** 2
+    except (ValueError, TypeError, KeyError):
+        return 0.0
+
+
+def holds_all(context):
+    try:
+        return float(set(json.loads(context.task["answer"])) <= set(json.loads(context.answer or "")))
+    except (ValueError, TypeError):
+        return 0.0
+
+
+def open_book(task):
+    yield {"expected": task["answer"]}
+
+
+def note(key: str, value: str, book) -> str:
+    """Notes a value."""
+    book[key] = value
+    return "noted"
+
+
+def noted(context):
+    book = context.resources["book"]
+    return float(book.get("total") == book["expected"])
 
 
 def recall(context):
@@ -649,6 +682,33 @@ PLANTED: dict[str, tuple[str, str, Case]] = {
             oracle=["{call: {look: {about: 'item{{ task.n }}'}}}", "{say: '<answer>{{ task.answer }}</answer>'}"],
         ),
     ),
+    "a wrong answer that says that it is not sure": (
+        "paid_abstaining",
+        "sure",
+        Case(
+            answers(*[json.dumps({"label": "yn"[i * 7 % 13 % 2], "p": 1.0}) for i in range(20)]),
+            rewards={"sure": python("sure")},
+        ),
+    ),
+    "a list that holds the right one": (
+        "stuffed_answer",
+        "all",
+        Case(
+            answers(*[json.dumps([WORDS[(i * step + step) % 8] for step in (1, 3, 6)]) for i in range(20)]),
+            rewards={"all": python("holds_all")},
+        ),
+    ),
+    "what the reward compares with may be written": (
+        "target_written",
+        "noted",
+        Case(
+            answers(*[str(i * 31 + 100) for i in range(20)]),
+            tools={"note": tool("note", "book", more=", run_in: loop, mutates: true")},
+            rewards={"noted": python("noted")},
+            oracle=["{call: {note: {key: total, value: '{{ task.answer }}'}}}", "{say: 'Done.'}"],
+            extra="resources: {book: {kind: python, function: 'tools.py:open_book', run_in: loop}}\nlimits: {turns: 6}",
+        ),
+    ),
     "an exception that masks": (
         "escapes_by_invalid",
         "correct",
@@ -683,6 +743,16 @@ SOUND: dict[str, Case] = {
         [
             {"question": f"A: town {i}\nB: hill {i}\nC: lake {i}\nD: cape {i}", "answer": "ABCD"[(i * 7 + i // 4) % 4]}
             for i in range(20)
+        ],
+        tools={},
+    ),
+    "four labels, each about as often": Case(
+        [
+            {
+                "question": f"Which kind is case {i * 7 + 100}?",
+                "answer": "calm warm cold wild".split()[i * 7 % 23 % 4],
+            }
+            for i in range(24)
         ],
         tools={},
     ),

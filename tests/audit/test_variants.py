@@ -34,6 +34,7 @@ _LISTS = ["[4, 9, 1, 7]", "[12, 3, 8, 5]", "[6, 2, 20, 9]", "[15, 1, 3, 8]", "[7
 _NUMBERS = ["4713", "9286", "5521", "7394", "6108", "8845"]
 _RATIOS = ["2, 3", "4, 5", "7, 3", "5, 8", "9, 4", "3, 7"]
 _QUERIES = [f"select name from {one} where size > 3" for one in ("ants", "bees", "cats", "dogs", "eels", "foxes")]
+_WAYS = [" > ".join(f"town{at + step}" for step in (0, 3, 1, 2)) for at in range(10, 70, 10)]
 _NAMES = ["ada brown", "carl duval", "eva frost", "gil heron", "ida jones", "karl lund"]
 
 HOLES = {
@@ -60,6 +61,14 @@ HOLES = {
     "another order of its rows": (
         [f"{one} order by size" for one in _QUERIES],
         "said.removeprefix('SELECT * FROM (').removesuffix(') ORDER BY 1 DESC') == gold",
+    ),
+    "no parts between the first and the last": (
+        _WAYS,
+        "[said.split(' > ')[at] for at in (0, -1)] == [gold.split(' > ')[at] for at in (0, -1)] and {*said} <= {*gold}",
+    ),
+    "its first part again and again": (
+        [one.replace(" >", ",") for one in _WAYS],
+        "{*said.split(', ')} <= {*gold.split(', ')} and len(said.split(', ')) >= 4",
     ),
     "its initials": (_NAMES, "[x[0] for x in said.split()] == [x[0] for x in gold.split()]"),
 }
