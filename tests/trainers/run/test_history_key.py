@@ -29,6 +29,7 @@ def test_a_run_keeps_its_history_in_its_file_and_its_loops(tmp_path: Path) -> No
     assert loop["history"] == "rows"
     run = Run.load(tmp_path / "run")
     assert run.history == "rows"
+    assert run.validation_tasks == 4, "the preset asks for more, and the split has no more"
     # A run that an earlier version began has none in its file.
     path = tmp_path / "run/run.json"
     fields = json.loads(path.read_text())

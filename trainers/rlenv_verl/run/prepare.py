@@ -165,7 +165,9 @@ def prepare(
         command=settings.command,
         train_split=run["train_split"],
         validation_split=run["validation_split"],
-        validation_tasks=run["validation_tasks"],
+        validation_tasks=max(
+            len(one.environment.part(run["validation_split"], run["validation_tasks"])) for one in settings.specs
+        ),
         modes=modes,
         time_limit_s=run["time_limit_s"],
         ray_address=settings.ray_address,
