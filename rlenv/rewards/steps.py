@@ -28,6 +28,7 @@ from rlenv.tools.workspace.starters import ROOT
 _MOST_S: Final = 600.0
 _MOST_NAMED, _MOST_JSON = 5, 16_000_000  # tests that did not pass, in a message; bytes
 _NAMES: Final = ("task", "vars")
+EXPECTED: Final = "failed as expected"
 NOT_RUN: Final = (126, 127, 137)  # statuses of a command that is not there, cannot be run, or was killed
 Measure = Callable[[RewardContext], Awaitable[Measured]]
 By = Callable[[RewardContext], Awaitable[str]]
@@ -97,15 +98,17 @@ def value_of(
 
 
 def value_by_name(
-    found: Mapping[str, bool], counted: float, credit: str, names: Sequence[Sequence[str]]
+    found: Mapping[str, bool | str], counted: float, credit: str, names: Sequence[Sequence[str]]
 ) -> tuple[float, Mapping[str, float], str]:
     """The number of tests to pass, in two lists; the shares that passed; and which did not.
 
-    None passed where more did by their names than a log's summaries have `counted`.
+    None passed where more did by their names than a log's summaries have `counted`. One that failed as is expected of
+    it passes in the second list alone: in the first it would by a call of `pytest.xfail` in the code that it tests.
     """
     if (passed := sum(is_passed(one, found) for one in {*names[0], *names[1]})) > counted:
         found = {}
-    failed = [[one for one in wanted if not is_passed(one, found)] for wanted in names]
+    failed = [[one for one in names[0] if not is_passed(one, found, as_expected=False)]]
+    failed += [[one for one in names[1] if not is_passed(one, found)]]
     shares = [1.0 - len(some) / len(wanted) if wanted else 1.0 for some, wanted in zip(failed, names, strict=True)]
     value = float(not any(failed)) if credit == "all" else shares[0] * (not failed[1])
     short = [one for some in failed for one in some]
@@ -115,10 +118,10 @@ def value_by_name(
     return value, {"fail_to_pass": shares[0], "pass_to_pass": shares[1]}, said
 
 
-def is_passed(name: str, found: Mapping[str, bool]) -> bool:
-    """True if a test passed by what a log names, by its name or by another spelling of it."""
+def is_passed(name: str, found: Mapping[str, bool | str], *, as_expected: bool = True) -> bool:
+    """True if a test passed, or failed `as_expected`, by what a log names, by its name or by another spelling of it."""
     ways = {name, (other := dotted(name)), f"{other}.{other}"} & found.keys()  # of ctest the name is the class too
-    return bool(ways) and all(found[one] for one in ways)
+    return bool(ways) and all(found[one] and (as_expected or found[one] != EXPECTED) for one in ways)
 
 
 def dotted(name: str) -> str:

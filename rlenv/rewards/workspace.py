@@ -34,9 +34,8 @@ from rlenv.tools.workspace.images import digest_of
 from rlenv.tools.workspace.machine import MachineFailed, Names, RowTests, Verified
 from rlenv.tools.workspace.resource import RESULTS, Workspace
 
-_MOST_LOST, _MOST_REPORTS, _KEPT_CHARS, _LONGEST_NAME, _DEEPEST = 4, 10, 500, 4_096, 100
+_MOST_LOST, _MOST_REPORTS, _MOST_VALUES, _KEPT_CHARS, _LONGEST_NAME, _DEEPEST = 4, 10, 500_000, 500, 4_096, 100
 _MOST_FOUND: Final = 300_000  # names of tests: beyond, a table of them is moved in one go, for which all threads wait
-_MOST_VALUES: Final = 500_000
 _LONGEST_TAG: Final = 262_144  # bytes: its attributes are read in one go, too
 _MOST_AT_FIRST: Final = 4_096  # rows whose number over an untouched machine is kept
 _MOST_LOG, _KEPT_BYTES, _MOST_AT_ONCE = 16_000_000, 65_536, 65_536  # bytes of a log, and of what is read of it at once
@@ -69,7 +68,7 @@ class WorkspaceTestsSpec(steps.SteppedSpec):
     """The number is read from what the tests say of each test by name, in the place of `by`."""
 
 
-def passed_in(text: str, format: str, *, trusts: bool = False) -> tuple[dict[str, bool], float]:
+def passed_in(text: str, format: str, *, trusts: bool = False) -> tuple[dict[str, bool | str], float]:
     """The tests that a log names, each with whether it passed wherever it is named, and how many its summaries count.
 
     So no printed line makes a test pass of which its framework says else, nor one of a file or class that it says is
@@ -78,11 +77,12 @@ def passed_in(text: str, format: str, *, trusts: bool = False) -> tuple[dict[str
     Raises:
         ValueError: a report is none of its format, or names too many.
     """
-    told, passing, failing, broken = (set[str]() for _ in range(4))
+    told, passing, failing, broken, expected = (set[str]() for _ in range(5))
     counted = inf if trusts else 0.0
     for name, passed in _READERS[format](text):
         if isinstance(name, str):
-            {True: told, False: failing, None: broken}[passed].add(name)
+            expected |= {name} if passed == steps.EXPECTED else set()
+            {True: told, steps.EXPECTED: told, False: failing, None: broken}[passed].add(name)
         else:
             counted += name
             passing |= told if passed or trusts else set()
@@ -91,7 +91,7 @@ def passed_in(text: str, format: str, *, trusts: bool = False) -> tuple[dict[str
             raise ValueError(f"a log names at most {_MOST_FOUND:,} tests")
     passing |= told if trusts else set()
     held = {one for one in passing - failing if broken.isdisjoint(_parts_of(one))}
-    return {one: one in held for one in passing | failing | told}, counted
+    return {one: one in held and (one not in expected or steps.EXPECTED) for one in passing | failing | told}, counted
 
 
 def _parts_of(name: str) -> tuple[str, ...]:
@@ -101,7 +101,7 @@ def _parts_of(name: str) -> tuple[str, ...]:
 
 
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
-_Named = Iterator[tuple[str | float, bool | None]]
+_Named = Iterator[tuple[str | float, bool | str | None]]
 """Of a test; None: a file or class, or "\n" (the run). Or so many, of a summary: what was told holds; None: nothing."""
 
 
@@ -152,8 +152,8 @@ def _pytest(text: str) -> _Named:
     for line in _lines(text):
         yield from _of_run(line, "pytest")
         for found in list(_OF_PYTEST.finditer(line))[:2]:  # one may stand in the test's parameters
-            before, passed = line[: found.start()], found[1] in ("PASSED", "XFAIL")
-            passed = passed and not ("::" in before and _ENDS_OTHERWISE.search(line, found.end()))
+            before, passed = line[: found.start()], found[1] == "PASSED" or (found[1] == "XFAIL" and steps.EXPECTED)
+            passed = not ("::" in before and _ENDS_OTHERWISE.search(line, found.end())) and passed
             behind = line[line.rfind(" ", found.end(), line.find("::", found.end())) + 1 :].rstrip()
             for name in (before, "" if before and passed else behind):
                 if "::" in name:  # a reason may follow it; published lists name what has spaces by its first word
@@ -182,15 +182,15 @@ def _unittest(text: str) -> _Named:
         if is_ok and any(f"skipped {mark}" in line and line.endswith(mark) for mark in "'\""):
             status = "skipped"  # behind what code printed
         if name and status in _OF_UNITTEST:
-            is_ok |= _OF_UNITTEST[status]
+            is_ok |= bool(_OF_UNITTEST[status])
             named = (name, shown, place) if status == "skipped" else (name, shown)  # code prints before a name alone
             yield from ((one, _OF_UNITTEST[status]) for one in named)
 
 
 _HEAD: Final = re.compile(r"((?:FAIL|ERROR): )?(\w{1,300} \([\w.<>]{1,900}\))")
 _GLUED: Final = re.compile(r"\b()(\w{1,300} \([\w.<>]{1,900}\))$")
-_OF_UNITTEST = dict.fromkeys(("FAIL", "ERROR", "skipped", "unexpected success"), False)
-_OF_UNITTEST |= {"ok": True, "expected failure": True}
+_OF_UNITTEST: dict[str, bool | str] = dict.fromkeys(("FAIL", "ERROR", "skipped", "unexpected success"), False)
+_OF_UNITTEST |= {"ok": True, "expected failure": steps.EXPECTED}
 
 
 def _by_line(format: str, pattern: str, passing: str, begins: str) -> Callable[[str], _Named]:
@@ -256,7 +256,7 @@ def _next_report(text: str, at: int) -> int:
 
 
 def _junit(text: str) -> _Named:
-    tests: list[tuple[str, bool]] = []
+    tests: list[tuple[str, bool | str]] = []
     within: list[str] = []
 
     def start(tag: str, given: Mapping[str, str]) -> None:
@@ -266,8 +266,8 @@ def _junit(text: str) -> _Named:
         if tag == "testcase":
             is_run = given.get("status") not in ("notrun", "disabled")  # so GoogleTest and ctest leave one out
             tests.append((steps.dotted(f"{given.get('classname')}::{given.get('name')}"), is_run))
-        elif tests and tag in ("failure", "error", "skipped") and given.get("type") != "pytest.xfail":
-            tests[-1] = (tests[-1][0], False)
+        elif tests and tag in ("failure", "error", "skipped"):
+            tests[-1] = (tests[-1][0], given.get("type") == "pytest.xfail" and tests[-1][1] and steps.EXPECTED)
 
     def refuse(*_: object) -> None:
         raise ValueError("a report declares no entities")
@@ -311,7 +311,7 @@ def _by_name(
 ) -> tuple[float | None, Mapping[str, float], str]:
     """The number of tests by name, None where the log names none; the shares that passed; and which did not."""
     text = verified.ran.output if log.file is None else verified.files.get(log.file, b"")
-    found: dict[str, bool] = {}
+    found: dict[str, bool | str] = {}
     # What was not said may be what failed.
     if verified.ran.why in ("", "out of memory") and not (log.file is None and verified.ran.dropped):
         with contextlib.suppress(ValueError):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 from rlenv.checks.validate import validate
 from rlenv.episodes.environment import load
 from rlenv.errors import SpecError
-from rlenv.rewards.steps import is_passed, value_of
+from rlenv.rewards.steps import is_passed, value_by_name, value_of
 from rlenv.rewards.workspace import passed_in
 from rlenv.tools.workspace.machine import CommandEnd, Verified
 from rlenv.tools.workspace.resource import Workspace
@@ -481,7 +482,7 @@ SUMMARIES = {
 }
 
 
-def read(text: str, format: str, end: str | None = None) -> dict[str, bool]:
+def read(text: str, format: str, end: str | None = None) -> dict[str, bool | str]:
     """The tests that a log names which ends as its framework ends it."""
     is_report = format == "junit" or "numT" in text or "numF" in text
     end = ("" if is_report else f"\n{SUMMARIES[format]}\n") if end is None else end
@@ -719,6 +720,23 @@ def test_what_a_class_that_cannot_be_collected_or_is_skipped_would_have_run_has_
 )  # fmt: skip
 def test_what_passed_passes_beside_what_is_broken(format: str, name: str, text: str) -> None:
     assert is_passed(name, read(text, format))
+
+
+@pytest.mark.parametrize(
+    ("format", "text"),
+    [
+        ("pytest", "a.py::b XFAIL (said)"),
+        ("pytest", "XFAIL a.py::b - said"),
+        ("unittest", "b (a.A.b) ... expected failure"),
+        ("junit", '<testcase classname="a" name="b"><skipped type="pytest.xfail" message="said"/></testcase>'),
+    ],
+)
+def test_what_fails_as_expected_is_passed_in_pass_to_pass_alone(format: str, text: str) -> None:
+    """Code under test has any test expected to fail: it calls pytest.xfail."""
+    found = read(text, format)
+    name = "b (a.A.b)" if format == "unittest" else "a.py::b"
+    values = {names: value_by_name(found, inf, "share", names)[0] for names in (((name,), ()), ((), (name,)))}
+    assert list(values.values()) == [0.0, 1.0]
 
 
 def test_a_test_told_by_its_docstring_fails_where_a_module_is_not_loaded() -> None:
