@@ -96,7 +96,7 @@ def _equal(mine: str, golds: list[str]) -> dict[str, Any]:
     text = bare(mine)
     unreadable = True
     for gold in golds:
-        verdict = _same(text, _bare(gold)) if text else None
+        verdict = (text == bare(gold) or _same(text, _bare(gold))) if text else None
         if verdict:
             return {"equal": True}
         unreadable = unreadable and verdict is None

@@ -370,6 +370,11 @@ def test_a_gold_value_that_can_be_read_in_part_alone_is_refused(gold: str) -> No
         measure("math_equal", reward_context(answer="2"), expect=gold)
 
 
+@pytest.mark.parametrize("gold", [r"x \approx 1.3098", r"$x\approx 1.3098$"])
+def test_a_gold_given_back_as_it_stands_is_right(gold: str) -> None:
+    assert measure("math_equal", reward_context(answer=gold), expect=gold).value == 1.0
+
+
 @pytest.mark.parametrize("answer", [r"\approx 7", "≈7", r"\sim 7", "~7"])
 def test_what_is_said_to_be_near_is_not_the_number(answer: str) -> None:
     context = reward_context(answer=answer, task={"gold": "7", "near": r"\approx 7"})
