@@ -68,7 +68,7 @@ _VERBS = frozenset("are equal equals give gives has have hence is so therefore t
 _AS_WRITTEN = re.compile(
     # Choices, points, the empty set, times, dates; and with what else there is primes, points, `12_2`, `5 h 6 min`.
     r"(?s)[A-Z]+|\\emptyset|[0-2]?\d:[0-5]\d|\d{1,4}([-/.])\d{1,2}\1\d{1,4}"
-    r"|.*(?:'|[A-Z]{3}|\\equiv|(?<![\w^.])(?:\d\w*|\(\w+\))\s*_"
+    r"|.*(?:'|[A-Z]{3}|\\equiv|(?<![\w^.])(?:\d+|\(\w+\))\s*_"
     rf"|\d\s*(?:{_MARKED}\s*[A-Za-z]+\.?\s*\}}\s*|[A-WYZa-wyz][a-z]{{0,9}}\s+)\.?\d).*"
 )
 _UNITS = {  # the s of a plural is gone by then
@@ -90,11 +90,11 @@ _UNIT = re.compile(
 # In an answer, a unit that is not known is in the plural, as `eggs`; these words say more of a number than its unit.
 _UNIT_WORD = re.compile(
     r"(?!(?:above|always|and|base|below|but|dozens|e|eights?|either|else|factorial|five|four|hal(?:f|ves)|hundreds|i|if"
-    r"|incorrect|it|maybe|minus|negative|never|nine|no|nor|not|one|or|others|otherwise|pairs|percentages|perhaps|plus"
-    r"|quarters|seven|six|so|sometimes|tens?|than|then|thirds?|this|three|thus|times|to|two|under|versus|was|wrong|yes"
+    r"|incorrect|it|maybe|minus|negative|never|nine|no|nor|not|one|or|others?|otherwise|pairs?|percentages|perhaps|plus"
+    r"|quarters?|seven|six|so|sometimes|tens?|than|then|thirds?|this|three|thus|times|to|two|under|versus|was|wrong|yes"
     r"|(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand)ths?)\Z)[^\W\d_]+[23]?|[/°$€£¥¢]"
 )
-_NOUNS = "children ev hz kcal kj kpa kw men mol pa people t unit women yuan".split()
+_NOUNS = "children day ev gal hz kcal kj kpa kw men mg mol mpg oz pa people t unit week women year yuan".split()
 _NOUN = re.compile("|".join([r"\w{2,}(?<!s)s", *map(re.escape, _UNIT_WORDS), *_TIMES, *_NOUNS]))
 _ENDED = re.compile(r"[\w)}\]]\Z")
 _NAMES = re.compile(r"(?<![\\A-Za-z])[A-Za-z]")
@@ -312,12 +312,10 @@ def split_unit(
         if not words or not all(map(_UNIT_WORD.fullmatch, words)) or before.isupper() or _has_words(before):
             break
         allowed = letters if beside or before != text[: found.start()] else frozenset[str]()
-        is_unit = not beside or _in_short(words) in letters or any(map(_NOUN.fullmatch, words))
-        if (
-            not is_unit
-            or _ENDED.search(before) is None
-            or (found["raw"] and not (plain and _are_units(before, words, allowed)))
-        ):
+        is_one = 0 < abs(plain_number(before) or Fraction(0)) <= 1  # `1 egg`, `3/4 cup`
+        is_unit = not beside or is_one or _in_short(words) in letters or any(map(_NOUN.fullmatch, words))
+        is_unit = is_unit and _ENDED.search(before) is not None
+        if not is_unit or (found["raw"] and not (plain and _are_units(before, words, allowed))):
             break
         number = plain_number(before)
         for factor in (_TIMES[word] for word in words if word in _TIMES):

@@ -30,6 +30,7 @@ _PLACES = 12
 _DIGITS = 400
 _GOLDS_KEPT = 512
 _POINT = (3, 5, 7, 11, 13, 17, 19, 23)  # whole: there `(-1)^n` is `\\cos n\\pi`
+_VALUE = re.compile(r"\d|\\pi(?![A-Za-z])")
 _INNER = re.compile(r"\$|\\(?:boxed|fbox)|(?<!\\)\\[(\[]")
 """What the library takes an expression out of, and leaves the rest."""
 
@@ -64,8 +65,9 @@ def _with_unit(expression: Any) -> Any:
 
 def _bare(gold: str) -> str:
     first, *others = texts.NEAR.split(texts.DELIMITERS.sub(" ", texts.unwrapped(gold)))
-    if others and not plain_number(first) and len(first.strip()) < 2:  # what is asked for is the number itself
-        first = f"{first}={others[-1]}" if first.strip() else others[-1]
+    is_name = len(sides(f"{first}=")[1]) == 1
+    if others and (is_name or _VALUE.search(first) is None):  # what is asked for is the number itself
+        first = f"{first}={others[-1]}" if is_name else others[-1]
     return bare(first if others else gold)
 
 

@@ -172,6 +172,11 @@ $8$, $4$ or $\frac12$ | 4, 8, 0.5
 \$10 | USD 10
 28\% | 28 pct
 18 | 18 eggs
+1 | 1 apple
+\frac34 | \frac{3}{4}\text{ cup}
+7 | 7\text{ mg}
+3x_2+2x_1 | 2x_1+3x_2
+C_1e^{2x}+2C_2e^{-x} | 2C_2e^{-x}+C_1e^{2x}
 125\textnormal{ miles} | 125
 2sinh(1) | e-e^{-1}
 \frac{\sqrt{3}}{3} | \frac{\sqrt{3}}{3} \approx 0.577
@@ -287,6 +292,8 @@ a+B | A+b
 22_2 | 10110_2
 37 | 37_5
 7 | 7 maybe
+1 | 1 quarter
+2x_1 | 2x_2
 7 | 7\text{ eight}
 7 | 7\text{ degrees below zero}
 \log_6(216)=3 | \log_{36}(36)=1
@@ -373,6 +380,12 @@ def test_a_gold_value_that_can_be_read_in_part_alone_is_refused(gold: str) -> No
 @pytest.mark.parametrize("gold", [r"x \approx 1.3098", r"$x\approx 1.3098$"])
 def test_a_gold_given_back_as_it_stands_is_right(gold: str) -> None:
     assert measure("math_equal", reward_context(answer=gold), expect=gold).value == 1.0
+
+
+@pytest.mark.parametrize("name", ["x_1", r"\theta", "AB", r"\text{Area}", r"\angle A", "f(2)"])
+def test_of_a_name_and_the_number_that_it_is_near_the_number_is_asked_for(name: str) -> None:
+    for answer, value in ((name, 0.0), ("0.5", 1.0)):
+        assert measure("math_equal", reward_context(answer=answer), expect=rf"{name} \approx 0.5").value == value
 
 
 @pytest.mark.parametrize("answer", [r"\approx 7", "≈7", r"\sim 7", "~7"])
