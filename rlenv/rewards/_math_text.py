@@ -356,6 +356,7 @@ def cased(*given: str) -> tuple[str, ...]:
     """The texts with another letter for each capital that is a name beside the same small one, in any of them.
 
     The library reads both as one name, so that 0 were `R - r`, and `H/2` were `h/2`."""
+    given = tuple(re.sub(r"\+\s*c\s*\Z", "+C", text) for text in given)  # a constant of integration
     names = {one for text in given for run in _RUNS.findall(text) for one in _names(run)}
     both = sorted(one for one in names if one != one.lower() and one.lower() in names)
     unused = [one for one in "kqwvzjyxuabcfghlmnoprst" if not any(one in text.lower() for text in given)]

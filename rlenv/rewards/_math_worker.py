@@ -98,11 +98,15 @@ def _equal(mine: str, golds: list[str]) -> dict[str, Any]:
     text = bare(mine)
     unreadable = True
     for gold in golds:
-        verdict = (text == bare(gold) or _same(text, _bare(gold))) if text else None
+        verdict = (_tight(text) == _tight(bare(gold)) or _same(text, _bare(gold))) if text else None
         if verdict:
             return {"equal": True}
         unreadable = unreadable and verdict is None
     return {"equal": False, "unreadable": unreadable}
+
+
+def _tight(text: str) -> str:
+    return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)
 
 
 def _same(mine: str, gold: str) -> bool | None:

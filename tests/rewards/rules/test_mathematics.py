@@ -379,7 +379,13 @@ def test_a_gold_value_that_can_be_read_in_part_alone_is_refused(gold: str) -> No
 
 @pytest.mark.parametrize("gold", [r"x \approx 1.3098", r"$x\approx 1.3098$"])
 def test_a_gold_given_back_as_it_stands_is_right(gold: str) -> None:
-    assert measure("math_equal", reward_context(answer=gold), expect=gold).value == 1.0
+    for answer in (gold, gold.replace(" ", "")):
+        assert measure("math_equal", reward_context(answer=answer), expect=gold).value == 1.0
+
+
+def test_a_constant_of_integration_may_be_a_small_letter() -> None:
+    for answer, value in (("e^x + c", 1.0), ("e^x + C", 1.0), ("E^x + a", 0.0)):
+        assert measure("math_equal", reward_context(answer=answer), expect="e^x + C").value == value
 
 
 @pytest.mark.parametrize("name", ["x_1", r"\theta", "AB", r"\text{Area}", r"\angle A", "f(2)"])
