@@ -132,9 +132,9 @@ def _of_run(line: str, format: str) -> _Named:
 _SUMS: Final = {
     "pytest": r"(?:=+ )?(?:\d+ [a-z-]+(?: [a-z]+)?,? )+in [\d.]+ ?s| +\d+ (?:passed|xfailed)\s*$",  # of pytest-sugar
     "unittest": r"Ran \d+ tests? in |(?:OK|FAILED)(?: \(|\s*$)",
-    "jest": r"Tests:? +\d|\d+ passing\b|[ℹ#] pass \d|Executed \d+ of ",  # of vitest, mocha, node and karma, too
+    "jest": r"Tests:? +\d|\d+ (?:passing|tests? passed)\b|[ℹ#] pass \d|Executed \d+ of ",  # of others, too
     "cargo": r"test result: |(Running .*/deps/|Doc-tests )",  # what runs the tests' programs says it also where
-    "go": r"(?:PASS|FAIL)$|((?:ok  |FAIL)\t)",  # one just ended
+    "go": r"(?!=== ).*(?:PASS|FAIL)$|((?:ok  |FAIL)\t)",  # one just ended
 }
 _COUNTED: Final = r"\b(\d{1,9}) (?:passed|xfailed|tests? in)\b"
 _BROKEN: Final = {

@@ -739,6 +739,13 @@ def test_what_fails_as_expected_is_passed_in_pass_to_pass_alone(format: str, tex
     assert list(values.values()) == [0.0, 1.0]
 
 
+@pytest.mark.parametrize(("format", "end"), [("jest", "\n  1 test passed\n"), ("go", "\nstrayPASS\nok  \ta\t0.1s\n")])
+def test_other_summaries_are_read(format: str, end: str) -> None:
+    line = {"jest": "✔ b (1 ms)", "go": "--- PASS: b (0.00s)"}[format]
+    assert is_passed("b", read(line, format, end))
+    assert not is_passed("b", read(line, format, "\n=== RUN   TestPASS\n"))
+
+
 def test_a_test_told_by_its_docstring_fails_where_a_module_is_not_loaded() -> None:
     text = "x (b.B)\nOf a test. ... ok\nERROR: c (unittest.loader._FailedTest.c)\n"
     assert read(text, "unittest")["Of a test."] is False
