@@ -383,6 +383,14 @@ def test_a_gold_given_back_as_it_stands_is_right(gold: str) -> None:
         assert measure("math_equal", reward_context(answer=answer), expect=gold).value == 1.0
 
 
+@pytest.mark.parametrize("answer", [r"\sin(100!)", "(1+i)^i", r"\tan(10^{500})", r"\exp(\exp(\exp(\exp(10))))"])
+def test_what_so_many_digits_do_not_decide_is_no_number(answer: str) -> None:
+    for gold in ("7", r"\sqrt{2}", "12.5", "3-4i", "x^2+1", r"\{1,2\}", r"(-\infty,1)"):
+        assert measure("math_equal", reward_context(answer=answer), expect=gold).value == 0.0
+    context = reward_context(answer=f"x^2+{answer}")
+    assert measure("math_equal", context, expect="x^2+1").value == 0.0
+
+
 def test_a_constant_of_integration_may_be_a_small_letter() -> None:
     for answer, value in (("e^x + c", 1.0), ("e^x + C", 1.0), ("E^x + a", 0.0)):
         assert measure("math_equal", reward_context(answer=answer), expect="e^x + C").value == value
