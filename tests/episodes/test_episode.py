@@ -954,15 +954,16 @@ def look() -> str:
 
 
 @pytest.mark.parametrize(
-    ("second", "said"), [("lost", "the database is gone"), ("hangs", "the resources did not open within 0.05 s")]
+    ("second", "within_s", "said"),
+    [("lost", 30, "the database is gone"), ("hangs", 0.05, "the resources did not open within 0.05 s")],
 )
 def test_an_episode_that_fails_as_it_opens_plays_nothing_and_its_first_step_says_so(
-    make_environment: Any, second: str, said: str
+    make_environment: Any, second: str, within_s: float, said: str
 ) -> None:
     names = ", ".join(f"{name}: {{kind: python, function: 'tools.py:{name}'}}" for name in ("first", second))
     text = SPEC[: SPEC.index("tools:")] + f"resources: {{{names}}}\n" + SPEC[SPEC.index("limits:") :]
     text = text.replace(
-        "limits: {", "tools: {look: {kind: python, function: 'tools.py:look'}}\nlimits: {episode_s: 0.05, "
+        "limits: {", f"tools: {{look: {{kind: python, function: 'tools.py:look'}}}}\nlimits: {{episode_s: {within_s}, "
     )
 
     async def work(episode: Any) -> Any:
