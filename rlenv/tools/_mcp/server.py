@@ -171,10 +171,10 @@ class Connection:
         return self.is_lost or (self.child is not None and not self.child.is_open)
 
     async def was_emptied(self) -> bool:
-        """True where it was ended from outside between two calls: what was kept for them is gone by none of them."""
-        if not self._has_answered or self.calls_at_end != 0:
+        """True where it was killed between two calls: what was kept for them is gone by none of them."""
+        if self.child is None or not self._has_answered or self.calls_at_end != 0:  # a 404 may be of the call's text
             return False
-        return self.child is None or (await self.child.has_exited() and self.child.was_killed)
+        return await self.child.has_exited() and self.child.was_killed
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> types.CallToolResult:
         """One call of a tool.
@@ -239,7 +239,7 @@ async def connect(
 
     def unknown() -> None:
         if connection is not None and connection.is_open:
-            connection.is_retired, connection.calls_at_end = True, 0  # it has run none of those that are on it
+            connection.is_retired = True
             if on_unknown is not None:
                 on_unknown(connection)
 
