@@ -234,6 +234,10 @@ class _Run:
         await attack_state(player, chapter, subjects)
         await tell_tools(player, chapter, subjects)
         await talk_to_user(player, chapter, subjects)
+        if self.environment.spec.answer.from_ == "tool":
+            # One that refuses what is wrong ends nothing by it, and is asked again.
+            way = await player.way(subjects, lambda one: [one.form(said) for said in (*one.wrong()[:2], one.right)])
+            chapter.tried["asked_until_right"].append((f"{self.environment.spec.answer.tool}, which refuses,", way))
         targets = {subject.gold.task_index: asking.targets_of(subject) for subject in subjects}
         for name in list(dict.fromkeys(name for found in targets.values() for name in found))[:8]:
             for how in (asking.ask_each, asking.ask_halving):
