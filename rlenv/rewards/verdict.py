@@ -376,7 +376,8 @@ class Health:
 
         Args:
             caller: the episode that asks; its material may be what a server breaks on.
-            is_known: the request holds none of that, and fails by what the server is, or was asked before.
+            is_known: the request holds none of that, so only no answer in time may be the caller's doing: its material
+                may have held the server up before.
 
         Raises:
             EndpointError: the breaker is open, or what the request raises.
@@ -396,7 +397,7 @@ class Health:
             elif is_of_words:  # as far as anybody can tell yet: a question that is known to work comes next
                 breaker.abandoned()
             else:
-                breaker.failed(caller)
+                breaker.failed(caller if error.is_late or not is_known else None)
             raise
         except BaseException as error:
             is_cancelled = isinstance(error, asyncio.CancelledError) and self._answers == answers

@@ -130,10 +130,9 @@ def test_what_many_policies_may_have_written_takes_a_judge_from_nobody(facts: di
     assert len(asked) == 20
 
 
-@pytest.mark.parametrize("is_late", [True, False])
-@pytest.mark.parametrize("callers", [1, 2])
-def test_a_harmless_question_may_fail_by_what_its_episode_asked_before_and_takes_a_judge_from_nobody(
-    is_late: bool, callers: int
+@pytest.mark.parametrize(("is_known", "is_late", "is_open"), [(True, True, False), (True, False, True)])
+def test_a_harmless_question_that_is_late_may_wait_for_what_its_episode_asked_before(
+    is_known: bool, is_late: bool, is_open: bool
 ) -> None:
     one, asked = health(Clock()), list[int]()
 
@@ -142,12 +141,12 @@ def test_a_harmless_question_may_fail_by_what_its_episode_asked_before_and_takes
         raise EndpointError("no", status=None if is_late else 503, is_late=is_late)
 
     async def main() -> None:
-        for index in range(20):
+        for _ in range(20):
             with suppress(EndpointError):
-                await one.ask(request, caller=index % callers, is_known=True)
+                await one.ask(request, caller="mine", is_known=is_known)
 
     asyncio.run(main())
-    assert len(asked) == (20 if callers == 1 else 3)
+    assert len(asked) == (3 if is_open else 20)
 
 
 @pytest.mark.parametrize(
