@@ -348,7 +348,7 @@ class Health:
     What counts as a failure: nobody is there, or what holds none of a policy's words is not answered. All else a policy
     could bring about, and many at once by the same words. A request that is cancelled, because the time for the reward
     was over, counts if it had waited for `hung_s` seconds and nobody got an answer meanwhile. Failures of one episode
-    alone open nothing, unless one is enough.
+    alone open nothing, unless one is enough, but for harmless questions that fail at once: so a server is that is down.
     """
 
     def __init__(
