@@ -26,7 +26,7 @@ _ORDINAL = re.compile(r"(?<=\d)(?:\s?\^\s?(?:\{\s?)?\\(?:text|mathrm)\s?\{(?:st|
 _THOUSANDS = re.compile(r"(?<=\d)(?:,\\!\s?|\\[,!;: ]|\{,\})(?=\d{3}(?!\d))")
 DELIMITERS = re.compile(r"(?<!\\)(?:\$|\\[()\[\]])")
 _SPELLINGS = {
-    r"\\(?:left|right)(?![A-Za-z])|(?<!\\)\\!": "",
+    r"\\(?:left|right|middle)(?![A-Za-z])|(?<!\\)\\!": "",
     r"(?<!\\)\\[,;: ]|(?<!^)~|\\q?quad(?![A-Za-z])": " ",
     r"\^?\s?(?:°|\\degree(?![A-Za-z]))|\^\s?(?:\\circ(?![A-Za-z])|\{\s?\\circ\s?\})": r"^{\\circ}",
     r"^[Aa]ll real(?:s| numbers)$": r"\\mathbb{R}",
@@ -37,6 +37,10 @@ _SPELLINGS = {
     r"\s?(?:\^\s?)?\\prime(?![A-Za-z])\s?": "'",
     r"\\(vec|mathbb)\s+([A-Za-z])": r"\\\1{\2}",
     r"(\\sqrt\s?\[\d{1,9}\]|\\pmod)\s?(\d)(?!\d)": r"\1{\2}",
+    r"(?<=\d)\s?x\s?(?=10\s?\^)": r"\\times ",
+    r"\{\s?([^{}\\]{1,40}?)\s?\\choose(?![A-Za-z])\s?([^{}\\]{1,40}?)\s?\}": r"\\binom{\1}{\2}",
+    r"\\log\s?_\s?(?:e|\{\s?e\s?\})": r"\\ln ",
+    r"^\\\{\s?([a-z])\s?(?:\\in\s?\\mathbb\{R\}\s?)?(?:\\mid(?![A-Za-z])|[|:])(?=.*\1)((?:(?!\\[{}]).)*)\\\}$": r"\2",
 }
 _SPACED = re.compile(r"[+-]?\s*[1-9]\d{0,2}(?: \d{3}){1,20}(?:\.\d*)?")
 _EXPONENT = re.compile(r"(?<![\w\\.])(\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})[eE]([+-]?\d{1,6})(?![\w.])")
@@ -358,7 +362,8 @@ def cased(*given: str) -> tuple[str, ...]:
     The library reads both as one name, so that 0 were `R - r`, and `H/2` were `h/2`."""
     given = tuple(re.sub(r"\+\s*c\s*\Z", "+C", text) for text in given)  # a constant of integration
     names = {one for text in given for run in _RUNS.findall(text) for one in _names(run)}
-    both = sorted(one for one in names if one != one.lower() and one.lower() in names)
+    is_transposed = any("\\begin" in text for text in given)  # elsewhere the library drops a power T
+    both = sorted(one for one in names if one.lower() in names - {one} or (one == "T" and not is_transposed))
     unused = [one for one in "kqwvzjyxuabcfghlmnoprst" if not any(one in text.lower() for text in given)]
     other = {one: f"{letter} " if one[0] == "\\" else letter for one, letter in zip(both, unused, strict=False)}
     return tuple(

@@ -106,7 +106,7 @@ def _equal(mine: str, golds: list[str]) -> dict[str, Any]:
 
 
 def _tight(text: str) -> str:
-    return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)
+    return re.sub(r"(?<=,)\s*and\b|(?<!\d)\s+|\s+(?!\d)", "", text)
 
 
 def _same(mine: str, gold: str) -> bool | None:
@@ -218,9 +218,9 @@ def _agree(one: Any, other: Any, *, is_decimal: bool) -> bool | None:
             size, apart = (abs(number.evalf(_PLACES, **exactly)) for number in (one, gap))
             near = size * 10 ** -(_PLACES if apart < 10 ** (2 - 2 * _PLACES) else 3)
             return bool(apart < 10**-_PLACES and apart <= near)
-        # A gap that so many digits do not decide is none, where each side has them: a tower of powers has not.
-        sides_at = [number.subs(point).evalf(_DIGITS // 2, **exactly) for number in (one, other)]
-        return bool(abs(sides_at[0] - sides_at[1]) <= (1 + abs(sides_at[1])) * sympy.Rational(10) ** -(_DIGITS // 4))
+        # A gap that so many digits do not decide is none, where each term has them: a tower of powers has not.
+        size, *terms = (term.evalf(_DIGITS // 2, **exactly) for term in (one.subs(point), *sympy.Add.make_args(gap)))
+        return bool(abs(sum(terms)) <= (1 + abs(size)) * sympy.Rational(10) ** -(_DIGITS // 4))
     return None if gap.free_symbols else bool(gap.doit() == 0)
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import re
-import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, Final, Literal
@@ -114,19 +114,8 @@ class MathWorkers:
         Raises:
             RewardError: one of them cannot be read within `limit_s` seconds of processor time.
         """
-        raised: list[BaseException] = []
-
-        def read() -> None:
-            try:
-                asyncio.run(self.compare(None, golds, limit_s=limit_s))
-            except BaseException as error:
-                raised.append(error)
-
-        thread = threading.Thread(target=read, name="rlenv-math")
-        thread.start()
-        thread.join()
-        if raised:
-            raise raised[0]
+        with ThreadPoolExecutor(1, thread_name_prefix="rlenv-math") as thread:
+            thread.submit(asyncio.run, self.compare(None, golds, limit_s=limit_s)).result()
 
 
 _ENDS: Final = {

@@ -114,6 +114,16 @@ x ≤ 7 | x \le 7
 20-9.8t | -9.8t+20
 a+2d | a+2 d
 2w+2l | 2(l+w)
+100,200,300 | 100,200, and 300
+6 x 10^-4 | 0.0006
+6x10^{-4} | 6\times 10^{-4}
+{7 \choose 3} | 35
+{n \choose k} | \binom{n}{k}
+\log_e 2 | \ln 2
+\{x \mid x>-1\} | (-1,\infty)
+\left\{x\in\mathbb{R}\,\middle|\,|x|<3\right\} | \{x:|x|<3\}
+7+\sqrt{5+2\sqrt6}-\sqrt2-\sqrt3 | 7
+P(1+r)^T | (1+r)^TP
 3t | 3 t
 2\pi t | 2t\pi
 \sin t | \sin(t)
@@ -278,6 +288,11 @@ x=2, y=3 | \{2,3\}
 [3,\frac{\pi}{2}] | (3,\frac{\pi}{2})
 \frac{-1\pm\sqrt{13}}{2} | \frac{-1+\sqrt{13}}{2}
 2k\pi, k\in\mathbb{Z} | 2k\pi
+7^{T} | 7
+P(1+r)^T | P(1+r)
+\{x \mid x>-1\} | \{x \mid x<-1\}
+\{x \mid x=7\} | 8
+6 x 10^-4 | 6x\cdot 10^{-4}
 3\mathbf{i}-2\mathbf{j} | 3\mathbf{i}+2\mathbf{j}
 \frac{GMm}{r^2} | \frac{GM^2}{r^2}
 (x,y)=(4,7) | (y,x)=(4,7)
