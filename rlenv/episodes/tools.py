@@ -366,8 +366,6 @@ class EpisodeReward:
             InvalidReward: a term with `on_invalid: raise` could not be measured.
         """
         context = self._context(messages, turns, found=found or self._answer(turns), reason=reason)
-        if self.scorer.is_quick and not self.scorer.has_turn_terms:  # most specs
-            return context.answer, *self.scorer.score_at_once(context)
         limit_s = self._tools.limits.reward_s
         with counted(self._tools.counting):
             if self.scorer.has_turn_terms and len(self._turns) < len(turns):

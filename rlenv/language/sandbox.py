@@ -35,6 +35,8 @@ _BY_ITEM: Final = _BY_PART | frozenset("batch dictsort list map reject reverse s
 _STARRED: Final = re.compile(r"\{[^{}]*\{|%[^%a-z]*\*")  # a width that stands among the arguments
 _WIDTHS: Final = re.compile(r"%(?:\([^()]*\))?([-+ #.\d]*)|\{[^{}:]*:([^{}]*)\}")
 _LISTS: Final = (list, tuple, deque, Set, Mapping, MappingView)
+_WALKED: Final[Any] = (list, tuple, dict, set, frozenset, deque, type({}.values()))
+_PLAIN: Final = (str, int, float, bytes)
 
 LEFT_OUT: Final = {
     **dict.fromkeys(("lipsum", "random"), "a template gives the same each time: draw it in the rows or in a tool"),
@@ -65,12 +67,17 @@ class Effort:
         """A filter of Jinja; one that is quick takes a sixteenth of the time."""
         rate = 4 if name == "tojson" and given else _QUICK.get(name, 1)  # as deep as a value is, its lines are indented
         units = (4 if name == "tojson" else 1) + _digits(value, given)
+        each = 4 if given and name in _BY_PART else 2 if name == "dictsort" else 1
         if name not in _FREE and isinstance(value, (str, bytes)):
-            units += len(value) // rate
+            units += len(value) * each // rate
         elif name not in _FREE and isinstance(value, _LISTS):
             units += 2 if name in _BY_ITEM else self._whole(value, rate)
-            units += len(value) * (4 if given and name in _BY_PART else 2 if name == "dictsort" else 1) // min(rate, 4)
+            units += len(value) * each // min(rate, 4)
         self.spend(name, units)
+        if name in _BY_PART and isinstance(value, _WALKED):
+            self.compare(value, is_sorted=True)
+            numbers: list[Any] = [one for one in value if name == "unique" and isinstance(one, (int, Decimal))]
+            self.spend(name, sum([abs(one) >= 2**60 for one in numbers]) ** 2 // 64)  # these may have one hash
         self.spend(name, _written(name, value, given))
 
     def call(self, function: Any, given: Sequence[Any]) -> None:
@@ -80,7 +87,9 @@ class Effort:
         self.spend(name, (9 if isinstance(function, jinja2.runtime.Macro) else 4) + _digits(owner, given))
         self.test(None, given)
         self.spend(name, self._whole(given[0]) if name == "join" and given else 0)
-        if isinstance(owner, (str, bytes, list, tuple)):
+        if isinstance(owner, (list, tuple)):
+            self.compare(owner)
+        elif isinstance(owner, (str, bytes)):
             self.spend(name, len(owner) // (256 if name in _AT_ONCE else 1 if name == "format" else 16))
             self.spend(name, _written(name, owner, given))
 
@@ -88,8 +97,22 @@ class Effort:
         """The units of writing all of a value: one for each list in it, and for so many characters."""
         return size(value, rate * self.left, each=rate) // rate
 
+    def compare(self, value: Any, given: Sequence[Any] = (), *, is_sorted: bool = False) -> None:
+        """A comparison, which may look at all that its operands hold; a mapping is paid for where it is the first."""
+        each, chars = (64, 16) if is_sorted else (8, 256)  # of sorting, lists in lists are compared many times
+        rest = [value, *(one for one in given if not isinstance(one, Mapping))]
+        while rest:
+            held = rest.pop()
+            if isinstance(held, _WALKED):
+                parts = held.values() if isinstance(held, dict) else held
+                texts = sum([len(one) for one in parts if isinstance(one, str)])
+                self.spend("a comparison", len(held) // each + texts // chars)
+                rest += [one for one in parts if not isinstance(one, _PLAIN) and isinstance(one, _WALKED)]
+                each = 4 if is_sorted else 8
+            self.spend("a comparison", 1 + (len(held) // 256 if isinstance(held, (str, bytes)) else 0))
+
     def test(self, value: Any, given: Sequence[Any] = ()) -> None:
-        """A test or an operator that goes over its operands, such as `in`."""
+        """An operator that goes over its operands once, such as `+`."""
         sized = [one for one in (value, *given) if isinstance(one, (str, bytes, list, tuple))]
         self.spend("an operator", 1 + sum(len(one) // (256 if isinstance(one, (str, bytes)) else 16) for one in sized))
 
@@ -99,6 +122,7 @@ class Effort:
             self.spend("a value", self._whole(value))
         else:
             self.test(value)
+            self.spend("a number", _digits(value))
 
     def loop(self, values: Any, each: int = 2) -> Any:
         """The values of a loop: those with a length are paid for at once, others one by one."""
@@ -115,9 +139,10 @@ class Effort:
             yield value
 
 
-def _digits(value: Any, given: Sequence[Any]) -> int:
-    """The digits that decimal numbers have beyond those that they hold: `1e999999`, as an integer, has a million."""
-    return sum([abs(one.adjusted()) for one in (value, *given) if isinstance(one, Decimal) and one.is_finite()])
+def _digits(value: Any, given: Sequence[Any] = ()) -> int:
+    """The units of writing numbers: `1e999999` has a million digits, and an integer takes time by their square."""
+    exponents = [abs(one.adjusted()) for one in (value, *given) if isinstance(one, Decimal) and one.is_finite()]
+    return sum(exponents) + sum([one.bit_length() ** 2 // 1_000_000 for one in (value, *given) if isinstance(one, int)])
 
 
 def _written(name: str, value: Any, given: Sequence[Any]) -> int:
@@ -229,9 +254,9 @@ def _pay(node: nodes.Node, *, is_looped: bool) -> None:
         held = sum(4 if isinstance(one, nodes.Getattr) else 1 for one in found)  # whose safety is looked at
         node.iter = _paid(node.iter, "(loop)", nodes.Const(2 + held // 3))
     elif isinstance(node, nodes.Compare):
-        node.expr = _paid(node.expr)
+        node.expr = _paid(node.expr, "(compare)")
         for operand in node.ops:
-            operand.expr = _paid(operand.expr)
+            operand.expr = _paid(operand.expr, "(compare to)")
     elif isinstance(node, nodes.Concat) or (isinstance(node, nodes.Output) and is_looped):
         node.nodes = [_paid(one, "(write)") for one in node.nodes]
     is_looped = is_looped or isinstance(node, (nodes.For, nodes.Macro))
@@ -286,9 +311,14 @@ del unbounded.globals["lipsum"]
 _bounded = _Bounded(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
 _bounded.globals = unbounded.globals
 _bounded.filters = {name: _paying(one, partial(Effort.filter, name=name)) for name, one in unbounded.filters.items()}
-_bounded.tests |= {name: _paying(one, Effort.test) for name, one in unbounded.tests.items()}
+_bounded.tests = {
+    name: _paying(one, Effort.compare if name == "in" or one.__module__ == "_operator" else Effort.test)
+    for name, one in unbounded.tests.items()
+}
 _bounded.tests |= {one: _paying(unbounded.tests[one], partial(Effort.filter, name=one)) for one in ("lower", "upper")}
 _bounded.filters |= {"(look)": _watching(Effort.test), "(write)": _watching(Effort.write)}
+_bounded.filters["(compare)"] = _watching(Effort.compare)
+_bounded.filters["(compare to)"] = _watching(lambda work, value: work.compare(None, (value,)))
 _bounded.filters["(loop)"] = jinja2.pass_context(lambda context, *given: _work(context).loop(*given))
 
 

@@ -46,10 +46,10 @@ _OTHER_FILES: tuple[type[nodes.Stmt], ...] = (nodes.Include, nodes.Import, nodes
 
 
 class TemplateError(RlenvError):
-    """A template cannot be compiled or rendered; the message says why. `line` is 1-based inside the template."""
+    """A template cannot be compiled or rendered; `line` is 1-based inside it, `source` the text of one that failed."""
 
-    def __init__(self, message: str, *, line: int = 1) -> None:
-        self.line = line
+    def __init__(self, message: str, *, line: int = 1, source: str = "") -> None:
+        self.line, self.source = line, source
         super().__init__(message)
 
     @property
@@ -124,7 +124,7 @@ class Template:
         Raises:
             TemplateError: a name is undefined, or the sandbox refused.
         """
-        return _render_with(self._text, values)
+        return _render_with(self._text, values, self.source)
 
     def value(self, **values: Any) -> Any:
         """The expression's own value where the template is one expression, the rendered text otherwise.
@@ -134,9 +134,9 @@ class Template:
         """
         if self._value is None:
             return self.text(**values)
-        result = _render_with(self._value, values)
+        result = _render_with(self._value, values, self.source)
         if isinstance(result, jinja2.Undefined):
-            raise TemplateError(f"{self.source.strip()} is undefined")
+            raise TemplateError(f"{self.source.strip()} is undefined", source=self.source)
         return result
 
 
@@ -329,13 +329,13 @@ def template_of(source: str, *, key: str, names: Collection[str] | None = None) 
     return template
 
 
-def _render_with(template: Callable[..., _T], values: Mapping[str, Any]) -> _T:
+def _render_with(template: Callable[..., _T], values: Mapping[str, Any], source: str = "") -> _T:
     try:
         return template(**values)
     except RlenvError:
         raise
     except Exception as error:  # an author's template meets rows and resources of any kind
-        raise TemplateError(_reason(error)) from error
+        raise TemplateError(_reason(error), source=source) from error
 
 
 def _reason(error: Exception) -> str:

@@ -83,14 +83,14 @@ def compile_for_context(value: Any, *, where: str, names: frozenset[str] = _NAME
     Raises:
         UsageError: a template does not compile or reads another name.
     """
-    over_policy: list[Template] = []
+    over_policy: dict[str, Template] = {}
     for key, source in texts_at(where, value):
         if "{" not in source:
             continue
         template = template_of(source, key=key, names=names)
         if _OF_THE_POLICY & set(template.names):
-            over_policy.append(template)
-    reads_said = any("said" in template.names for template in over_policy)
+            over_policy[source] = template
+    reads_said = any("said" in template.names for template in over_policy.values())
     if isinstance(value, str) and (column := _COLUMN.fullmatch(value.strip())):
         return _read_column(column[1], where)
     fill = compile_value(value)
@@ -108,27 +108,22 @@ def compile_for_context(value: Any, *, where: str, names: frozenset[str] = _NAME
         try:
             return fill(**values)
         except TemplateError as error:
-            if error.is_unfit and (unfit := [one for one in over_policy if _fails_by_policy(one, values)]):
+            unfit = over_policy.get(error.source)
+            if error.is_unfit and unfit is not None and _is_of_policy(unfit, values):
                 found = UnfitAnswer(f"{where}: what the policy left does not fit: {error}")
-                found.source = unfit[0].source if "resources" in unfit[0].names else ""
+                found.source = unfit.source if "resources" in unfit.names else ""
                 raise found from error
             raise RewardError(f"{where}: {error}") from error
 
     return fill_for
 
 
-def _fails_by_policy(template: Template, values: Mapping[str, Any]) -> bool:
-    """True if filling `template` fails although everything that it reads beside what the policy left is there."""
+def _is_of_policy(template: Template, values: Mapping[str, Any]) -> bool:
+    """True if `template` could not be filled although everything that it reads beside what the policy left is there."""
     if values["answer"] is None and template.names & _OF_THE_POLICY == {"answer"}:
         return False
     read = {path[: 2 if path[0] == "resources" else None] for path in template.paths}
-    if not all(_is_there(path, values) for path in read if path[0] in values.keys() - _WRITTEN):
-        return False
-    try:
-        template.value(**values)
-    except TemplateError:
-        return True
-    return False
+    return all(_is_there(path, values) for path in read if path[0] in values.keys() - _WRITTEN)
 
 
 def _is_there(path: tuple[str, ...], values: Mapping[str, Any]) -> bool:
@@ -402,7 +397,7 @@ def _compile_value(name: str, spec: ValueRuleSpec, context: TermCompileContext) 
             error.tell(name)
             return Measured(worst, str(error))
         found = found.item() if getattr(found, "shape", None) == () else found  # NumPy's numbers and truths
-        if of_the_policy and found is not None and not _is_bounded(found):
+        if of_the_policy and found is not None and not (isinstance(found, (int, float)) and abs(found) <= _LARGEST):
             if of_the_policy == {"resources"} and (value := _resource_value(found, context)) is not None:
                 return Measured(value)
             shown = repr(found[:80]) if isinstance(found, str) else f"a {type(found).__name__}"
@@ -422,10 +417,6 @@ def _resource_value(found: Any, context: RewardContext) -> Any:
 
 
 _LARGEST: Final = 1e100  # of a policy's own numbers: sums, means and squares over a group stay finite
-
-
-def _is_bounded(value: Any) -> bool:
-    return isinstance(value, (int, float)) and -_LARGEST <= value <= _LARGEST
 
 
 VALUE = Kind(ValueRuleSpec, _compile_value)

@@ -17,6 +17,7 @@ measure). Nothing that goes wrong here becomes a number. How a failure is attrib
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -46,6 +47,7 @@ from rlenv.trajectory import Failure, RewardBreakdown, TermResult, Trajectory
 _NO_RESULTS: TurnResults = {}
 _new_breakdown = quick(RewardBreakdown)
 _MOST_KEPT: Final = 1_024
+_LONG_S: Final = 0.002
 
 
 class Scorer:
@@ -77,8 +79,6 @@ class Scorer:
         """Those of them that `ask_group` alone measures."""
         self.has_turn_terms: bool = bool(self._plan.per_turn)
         """Whether `score_turn` measures anything."""
-        self.is_quick: bool = not self._by_row and not any(one.term.measure_async for one in self._plan.ordered)
-        """True where nothing of an episode's score is awaited, and no row has a say in the weights."""
 
     def of(self, task: Mapping[str, Any]) -> Scorer:
         """This scorer with the weights that a row gives; itself where rows give none.
@@ -112,7 +112,7 @@ class Scorer:
         slow: list[Planned] = []
         for planned in self._plan.per_turn:
             if planned.term.measure_async is None:
-                results[planned.name] = measure(planned, context)
+                results[planned.name] = await _measure_at_once(planned, context)
             else:
                 slow.append(planned)
         if slow:
@@ -142,9 +142,10 @@ class Scorer:
     ) -> tuple[RewardBreakdown, bool | None]:
         """The breakdown of a finished episode and whether it was a success (None where that cannot be said).
 
-        Quick terms run inline in the order of their gates; the others run at once, each as soon as the terms of its
-        gate are known, and are cancelled and invalid after `limit_s` seconds in all. A gate over a skipped term is
-        shut, a gate over an invalid one makes its own term invalid, unless the other comparisons decide it.
+        Quick terms run inline in the order of their gates, and let others have a turn of the event loop after each that
+        took long; the rest run at once, each as soon as the terms of its gate are known, and are invalid after
+        `limit_s` seconds in all. A gate over a skipped term is shut, a gate over an invalid one makes its own term
+        invalid, unless the other comparisons decide it.
 
         Args:
             turns: what `score_turn` gave for each turn of `context.turns`, in order.
@@ -159,20 +160,14 @@ class Scorer:
         if self._by_row:
             return await self.of(context.task).score(context, turns, limit_s=limit_s)
         results: dict[str, TermResult] = {}
-        held, slow = self._measure_next(self._plan.ordered, context, turns, results)
+        held, slow = await self._measure_next(self._plan.ordered, context, turns, results)
         if slow:
             async with Running(limit_s) as running:
                 while slow or running.is_waiting:
                     for planned in slow:
                         running.start(planned, self._measure_async(planned, context))
                     results.update(await running.ended())
-                    held, slow = self._measure_next(held, context, turns, results)
-        return self._breakdown(results, len(context.turns))
-
-    def score_at_once(self, context: RewardContext) -> tuple[RewardBreakdown, bool | None]:
-        """As `score`, without a wait: for a scorer that `is_quick` and has no turn terms."""
-        results: dict[str, TermResult] = {}
-        self._measure_next(self._plan.ordered, context, (), results)
+                    held, slow = await self._measure_next(held, context, turns, results)
         return self._breakdown(results, len(context.turns))
 
     def has_to_ask(self, trajectories: Sequence[Trajectory]) -> bool:
@@ -286,7 +281,7 @@ class Scorer:
         finally:
             del self._waited_for[waiting]
 
-    def _measure_next(
+    async def _measure_next(
         self,
         waiting: Sequence[Planned],
         context: RewardContext,
@@ -307,7 +302,7 @@ class Scorer:
             if planned.is_per_turn:
                 results[planned.name] = over_turns(planned, turns)
             elif planned.term.measure_async is None:
-                results[planned.name] = measure(planned, context)
+                results[planned.name] = await _measure_at_once(planned, context)
             else:
                 slow.append(planned)
         return held, slow
@@ -358,6 +353,13 @@ class Scorer:
                     return False
                 has_measured = True
         return has_measured
+
+
+async def _measure_at_once(planned: Planned, context: RewardContext) -> TermResult:
+    result = measure(planned, context)
+    if result.seconds > _LONG_S:  # the others of this episode may take as long
+        await asyncio.sleep(0)
+    return result
 
 
 def _evaluate(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import socket
+import sys
 from contextlib import nullcontext
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from hypothesis import given
@@ -257,6 +259,9 @@ _GROWN = "{% set all = namespace(text='') %}{% for one in range(500) %}{% set al
         "{{ (([[]] * 90000) | join) ~ answer[0] }}",
         "{% macro m(one) %}{% endmacro %}{% for one in answer[:9000] %}{{ m(one) }}{% endfor %}",
         "{% set all = namespace(n=0) %}{% for one in answer[:20000] %}{% set all.n = all.n + 1 %}{% endfor %}",
+        "{{ answer[:40000] | sort(attribute='0') | length }}",
+        "{{ answer[:20000] | groupby('0') | length }}",
+        "{% set all = answer.split()[:4000] %}{% for one in all %}{{ all.count(one) }}{% endfor %}",
     ],
 )
 def test_a_rendering_over_what_a_policy_wrote_does_bounded_work(source: str) -> None:
@@ -264,6 +269,32 @@ def test_a_rendering_over_what_a_policy_wrote_does_bounded_work(source: str) -> 
     with pytest.raises(TemplateError, match=r"longer than|nested too deep") as raised:
         compile_template(source).text(answer=_LONG)
     assert raised.value.is_unfit
+
+
+_MAPPING: Final = {str(key): {"a": [key]} for key in range(4_000)}
+_NESTED: Final = [["a"] * 300] * 300
+
+
+@pytest.mark.parametrize("values", [_MAPPING, _NESTED], ids=["mapping", "nested"])
+@pytest.mark.parametrize("one", ["answer == said", "answer is eq said", "answer in [said]", "answer is in [1, said]"])
+def test_a_comparison_is_paid_for_by_all_that_it_reads(values: Any, one: str) -> None:
+    again = copy.deepcopy(values)
+    assert compile_template(f"{{{{ {one} }}}}").value(answer=values, said=again) is True
+    with pytest.raises(TemplateError, match="a comparison: longer than"):
+        compile_template(f"{{% for i in range(200) %}}{{{{ {one} }}}}{{% endfor %}}").text(answer=values, said=again)
+
+
+def test_a_mapping_is_asked_once_by_in() -> None:
+    template = compile_template("{% for one in args[:2000] %}{{ one in answer and one is in answer }}{% endfor %}")
+    assert template.text(args=[*_MAPPING], answer=_MAPPING) == "True" * 2_000
+
+
+@pytest.mark.parametrize("kind", [int, Decimal])
+def test_large_numbers_of_one_hash_are_paid_for_by_their_pairs(kind: Any) -> None:
+    template = compile_template("{{ answer | unique | list | length }}")
+    assert template.value(answer=[kind(one) for one in range(9_000)]) == 9_000
+    with pytest.raises(TemplateError, match="unique: longer than"):
+        template.value(answer=[kind(one * sys.hash_info.modulus) for one in range(9_000)])
 
 
 def test_files_that_a_policy_left_are_paid_for_as_they_are_read(tmp_path: Path) -> None:

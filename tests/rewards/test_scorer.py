@@ -560,14 +560,33 @@ def test_of_a_measurement_that_is_waited_for_it_is_known_since_when_and_by_all_o
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("when", ["episode", "turn"])
+def test_others_have_a_turn_of_the_loop_between_terms_that_hold_it(when: str) -> None:
+    seen: list[str] = []
+
+    def holding(name: str) -> Term:
+        def measure(context: RewardContext) -> float:
+            sum(range(2_000_000))
+            seen.append(name)
+            return 1.0
+
+        return term(name, measure, when=when)
+
+    async def main() -> None:
+        scorer, context = Scorer([holding("a"), holding("b")]), reward_context(turns=[turn()])
+        asyncio.get_running_loop().call_soon(seen.append, "other")
+        await (scorer.score_turn(context) if when == "turn" else scorer.score(context))
+
+    asyncio.run(main())
+    assert seen == ["a", "other", "b"]
+
+
 def test_rows_with_equal_weights_share_a_scorer_and_others_have_their_own() -> None:
     scorer = Scorer([replace(term("a", weight="{{ task.w }}"), row_weight=lambda task: float(task["w"])), term("b")])
     assert Scorer([term("b")]).of({}).weights == {"b": 1.0}
     assert [scorer.of({"w": weight}).weights["a"] for weight in (2, 0, -1)] == [2.0, 0.0, -1.0]
     assert scorer.of({"w": 2}) is scorer.of({"w": 2.0})
     assert scorer.weights == {"a": 1.0, "b": 1.0}
-    # One that does not know its row's weights yet is not asked for a score at once.
-    assert (scorer.is_quick, scorer.of({"w": 2}).is_quick, Scorer([term("b")]).is_quick) == (False, True, True)
 
 
 def trajectories(scorer: Scorer, *values: Any, index: int = 0, **changes: Any) -> list[Trajectory]:

@@ -187,7 +187,8 @@ class _Reader:
             return self._column_form(node, level, in_clause)
         known = self._written.get(id(node))
         if known is None or in_clause:
-            known = _shorten(self._compound_form(node, level + 1, in_clause or isinstance(node, _alias_clauses(exp))))
+            may_alias = in_clause or isinstance(node, (exp.Order, exp.Having, exp.Group))
+            known = _shorten(self._compound_form(node, level + 1, may_alias))
             if not in_clause:
                 self._written[id(node)] = known
         return known
@@ -236,11 +237,6 @@ class _Reader:
                 forms.sort()
             parts.append(f"{key}={', '.join(forms)}")
         return f"{name}({'; '.join(parts)})"
-
-
-def _alias_clauses(exp: Any) -> tuple[type, ...]:
-    """The clauses in which a bare name may mean an output's alias."""
-    return (exp.Order, exp.Having, exp.Group)
 
 
 def _shorten(form: str) -> str:

@@ -94,7 +94,7 @@ def paired_change(
     middle = _mean(b - a)
     sums, sizes = _sums_by_task(b - a, tasks[known])
     low, high = _bounds_of(middle, b - a, list(zip(sums.tolist(), sizes.tolist(), strict=True)), is_share=is_share)
-    change, lowest, highest = (_finite_or_none(one * unit) for one in (middle, low, high))
+    change, lowest, highest = (one * unit if math.isfinite(one * unit) else None for one in (middle, low, high))
     return Change(_mean(a) * unit, _mean(b) * unit, change, lowest, highest, len(a), len(sums), invalid)
 
 
@@ -152,10 +152,6 @@ def _unit(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
 
 def _mean(numbers: NDArray[np.float64]) -> float:
     return math.fsum(numbers.tolist()) / len(numbers)
-
-
-def _finite_or_none(number: float) -> float | None:
-    return number if math.isfinite(number) else None
 
 
 def _sums_by_task(
