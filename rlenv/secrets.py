@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import importlib
 import logging
 import os
 import re
@@ -19,6 +20,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cache
+from html.entities import codepoint2name
+from itertools import islice
+from string import punctuation, whitespace
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -40,25 +45,26 @@ _LEAST_ANYWHERE: Final = 8
 
 
 class _Secret:
-    """One value that was given out: how it is shown, a pattern for all its spellings, and what tells at once that
-    none of them is in a text."""
+    """A value that was given out, or a piece of a long one: how it is shown, and a pattern for all its spellings."""
 
-    __slots__ = ("_least", "_probes", "pattern", "shown", "value")
+    __slots__ = ("_pattern", "_shown", "plain", "source")
 
-    def __init__(self, name: str, value: str, spellings: Mapping[str, tuple[str, ...]]) -> None:
-        self.value = value
-        self.shown = f"${{env:{name}}}"
-        self.pattern = re.compile("|".join(spellings))
-        self._probes = tuple({probe: None for found in spellings.values() for probe in found or ("",)})
-        self._least = len(_BREAKS.sub("\n", value.strip()))  # no spelling of a character is shorter than it
+    def __init__(self, name: str, value: str) -> None:
+        self.plain, self.source = _bytes(value), _spellings(value)
+        self._shown = f"${{env:{name}}}".encode()
+        self._pattern = _compiled(self.source)
 
-    def taken_from(self, text: str, *, is_escaped: bool) -> str:
-        if len(text) < self._least:
-            return text
-        # A pattern takes a hundred times as long as a look for the texts without which it cannot match.
-        if is_escaped or any(map(text.__contains__, self._probes)):
-            return self.pattern.sub(lambda _: self.shown, text)
-        return text
+    def taken_from(self, data: bytes) -> bytes:
+        # A word is all that is not within a word: the pattern's group, where it has one.
+        group = self._pattern.groups
+        if not group:
+            data = data.replace(self.plain, self._shown)  # a tenth of a search's time where it stands everywhere
+        pieces, at = list[bytes](), 0
+        while (found := self._pattern.search(data, at)) is not None:
+            start, end = found.span(group)
+            pieces += data[at:start], self._shown
+            at = end
+        return b"".join((*pieces, data[at:]))
 
 
 class _Known:
@@ -68,6 +74,9 @@ class _Known:
         self.lock = threading.Lock()
         self.names: dict[str, str] = {}
         self.secrets: tuple[_Secret, ...] = ()
+        self.patterns: tuple[Any, ...] = ()
+        """For the spellings of several values each: a look for them all takes no longer than for one."""
+        self._sources: list[str] = []
         self.longest = 0
         """No value is written in more characters than these."""
 
@@ -76,115 +85,102 @@ class _Known:
             return
         with self.lock:
             self.names[value] = name
-            spellings = _spellings(value)
-            if spellings is None:
+            bare = value.strip()
+            if len(bare) < _LEAST_CHARS or (bare.isdecimal() and len(bare) < _LEAST_ANYWHERE):
                 return
             _watch_records()
             self.longest = max(self.longest, _MOST_CHARS_FOR_ONE * (len(value) + 4 * value.count("\n")))
-            found = (*self.secrets, _Secret(name, value, spellings))
-            self.secrets = tuple(sorted(found, key=lambda secret: len(secret.value), reverse=True))
+            size, count = len(bare), len(_bytes(bare)) // _MOST_IN_ONE + 1
+            found = [_Secret(name, bare[at * size // count : (at + 1) * size // count]) for at in range(count)]
+            self.secrets = tuple(sorted((*self.secrets, *found), key=lambda one: len(one.plain), reverse=True))
+            for source in [one.source for one in found]:
+                is_short = bool(self._sources) and len(self._sources[-1]) + len(source) < _MOST_TOGETHER
+                self._sources.append(f"{self._sources.pop()}|{source}" if is_short else source)
+            self.patterns = tuple(map(_compiled, self._sources))  # the engine keeps those that it has
 
 
 _known = _Known()
 _missing: ContextVar[dict[str, None] | None] = ContextVar("rlenv.secrets.missing", default=None)
 
-_ENTITIES: Final = {"&": "amp", "<": "lt", ">": "gt", '"': "quot", "'": "apos"}
-_JSON_ESCAPES: Final = {"\n": "n", "\r": "r", "\t": "t", "\b": "b", "\f": "f"}
-_OTHERWISE: Final = {" ": r"\+", "'": "''"}
+_MOST_IN_ONE: Final = 2_000  # the engine takes 5 KB for a character, and no pattern of very many
+_MOST_TOGETHER: Final = 160_000  # of patterns, which have some 400 characters for each of a value
+
+
+def _compiled(source: str) -> Any:
+    """A pattern over bytes, of an engine that follows all ways to write a value at once: its time is linear."""
+    re2: Any = importlib.import_module("re2")  # loaded with the first secret
+    options = re2.Options()
+    options.encoding = options.Encoding.LATIN1
+    options.log_errors = False  # it would log the pattern
+    options.max_mem = 128 << 20
+    return re2.compile(source.encode(), options)
+
+
 _MOST_CHARS_FOR_ONE: Final = 24
-_PIECES: Final = re.compile(r"\\+|[^\\]+")
-_BREAKS: Final = re.compile(r"[\r\n](?:\s*[\r\n])?")  # empty lines are one break: several of any length have no end
+
+# The signs that escapes are made of, which may be escaped themselves: JSON in JSON, in HTML and in addresses.
+_PERCENT: Final = "%(?:25)*"
+_SLASH: Final = rf"(?:\\|{_PERCENT}5[cC])"
+_OTHERWISE: Final = {" ": [r"\+"], "'": ["''"], '"': ['""']} | {
+    char: [f"{_SLASH}+{name}"] for char, name in zip("\n\r\t\b\f", "nrtbf", strict=True)
+}
+_AND: Final = rf"(?:&|{_SLASH}+u0026|{_PERCENT}26)(?:amp(?:;|{_PERCENT}3[bB]))*"
+_LINE_END: Final = r"(?:(?:\r|\\+r)?(?:\n|\\+n)[ \t]*)?"  # within base64, also as JSON writes it
+_BETWEEN: Final = r"(?:[\s:,_-]|\\+[nrt])*(?:0x)?"  # within hexadecimal
 
 
-def _spellings(value: str) -> dict[str, tuple[str, ...]] | None:
-    """Patterns for every way in which a server or a tool gives the value back, each with texts of which one has to be
-    there, none where that cannot be said; None where the value is taken for no secret.
+def _spellings(value: str) -> str:
+    """A pattern for every way in which a server or a tool gives the value back.
 
-    As text and escaped for JSON (also twice), HTML, URLs (also twice) or Python, whole or in part; in hexadecimal, also
-    as dumps and certificates set it (`73:65`, `0x73, 0x65`); and in base64, alone or among other bytes (`Basic
-    user:secret`).
+    As text and escaped for JSON, HTML, URLs (each also several times), Markdown or Python, whole or in part; in
+    hexadecimal, also as dumps and certificates set it (`73:65`, `0x73, 0x65`, `7365  63`); and in base64, alone or
+    among other bytes (`Basic user:secret`).
     """
-    bare = value.strip()
-    if len(bare) < _LEAST_CHARS or (bare.isdecimal() and len(bare) < _LEAST_ANYWHERE):
-        return None
-    # Several backslashes are one piece: as many pieces of any length would take for ever to be told apart.
-    pieces = _PIECES.findall(_BREAKS.sub("\n", bare))
-    text = "".join(_backslashes(len(run)) if run[0] == "\\" else "".join(map(_one, run)) for run in pieces)
-    if len(bare) < _LEAST_ANYWHERE:
-        return {rf"(?<![A-Za-z0-9]){text}(?![A-Za-z0-9])": _runs(bare)[:1]}
-    data = bare.encode("utf-8", "surrogateescape")
-    found = {text: _runs(bare)[:1], **_hexadecimal([f"{octet:02x}" for octet in data])}
+    text = "".join(map(_one, re.sub(r"\s*[\r\n]\s*", "\n", value)))
+    if len(value) < _LEAST_ANYWHERE:
+        return f"(?:^|[^A-Za-z0-9])({text})(?:[^A-Za-z0-9]|$)"
+    data = value.encode("utf-8", "surrogateescape")
+    found = [text, f"(?i:{_BETWEEN.join(f'{octet:02x}' for octet in data)})"]
+    signs = {"+": f"(?:{_one('+')}|{_one('-')})", "/": f"(?:{_one('/')}|{_one('_')})"}
     for offset in range(3):
         # Of the first and the last character some bits may belong to a neighbour: they are left.
         coded = base64.b64encode(bytes(offset) + data).decode()
         core = coded[(0, 2, 3)[offset] : (offset + len(data)) * 8 // 6]
-        half = min(len(core) // 2, 30)
-        # A line may end in one of the halves, and lines of 60 characters and more in no second place of the two.
-        probes = (_runs(core[:half])[:1], _runs(core[half : 2 * half])[:1])
-        found[_LINE_END.join(_BASE64.get(c, c) for c in core)] = (*probes[0], *probes[1]) if all(probes) else ()
-    return found
-
-
-_LINE_END = r"(?:\r?\n|(?:\\{1,4}r)?\\{1,4}n)?"  # within base64, also as JSON writes it
-
-
-def _hexadecimal(pairs: list[str]) -> dict[str, tuple[str, ...]]:
-    # A line may end in one of the two parts that stand together.
-    probes = ["".join(pairs[:6]), "".join(pairs[6:12]), f"0x{pairs[1]}", f"{pairs[0]}{pairs[1]} {pairs[2]}"]
-    probes += (sign.join(pairs[:3]) for sign in " :-,")
-    cased = [probe for probe in probes if probe] + [probe.upper().replace("0X", "0x") for probe in probes if probe]
-    return {_BETWEEN.join(map(_any_case, pairs)): tuple(cased)}
-
-
-def _runs(text: str) -> tuple[str, ...]:
-    """The letters and digits that stand together, four and more, the longest first; nobody escapes one of many."""
-    return tuple(sorted((run for run in re.findall(r"[A-Za-z0-9]+", text) if len(run) >= 4), key=len, reverse=True))
-
-
-# Where even letters and digits are escaped, no run of them is left to be looked for.
-_ESCAPED: Final = re.compile(
-    r"(?:(?:\\{1,8}u|\\{1,8}x|\\{1,8}(?=[0-7]{3})|%(?:25){0,3}|&(?:amp;){0,3}#[xX]?)[0-9a-fA-F]{2,6};?){3}"
-)
-_BETWEEN: Final = r"(?:[ :,_-]|\r?\n|,? ?0[xX])?"
-_BASE64: Final = {"+": "[+-]", "/": "[/_]"}
+        found.append(_LINE_END.join(signs.get(char, char) for char in core))
+    return "|".join(found)
 
 
 def _one(char: str) -> str:
-    """A character as it is, and every way to escape it; a line break as any of them, in a line too, and indented."""
+    """Every way to write a character; of a line break as any space, several of them too: it may be indented."""
     if char == "\n":
-        return rf"(?:\s|{'|'.join(map(_escaped, chr(10) + chr(13) + ' '))}){{1,64}}"
-    plain = r"\\{0,8}" + re.escape(char) if char in "\"'/" else re.escape(char)
-    return f"(?:{plain}|{_escaped(char)})"
+        return rf"(?:\s|{'|'.join(map(_ways, whitespace))})+"
+    return f"{_SLASH}*" * (char in punctuation) + f"(?:{_ways(char)})"
 
 
-def _escaped(char: str) -> str:
-    ways, code = [], ord(char)
+def _ways(char: str) -> str:
+    # Escapes first: the literal one may be what an escape begins with.
+    code, octets = ord(char), char.encode("utf-8", "surrogateescape")
     units = char.encode("utf-16-be", "surrogatepass").hex()
-    ways.append("".join(r"\\{1,8}u" + _any_case(units[at : at + 4]) for at in range(0, len(units), 4)))
-    octets = char.encode("utf-8", "surrogateescape")
+    ways = ["".join(rf"{_SLASH}+u(?i:{units[at : at + 4]})" for at in range(0, len(units), 4))]
     if code > 127:  # as bytes are shown, or read as Latin-1
-        shown = (rf"(?:\\{{1,8}}(?:x{_any_case(f'{octet:02x}')}|{octet:03o})|{chr(octet)})" for octet in octets)
-        ways += ["".join(shown), r"\\{1,8}U" + _any_case(f"{code:08x}")]
-    ways.append("".join(f"%(?:25){{0,3}}{_any_case(f'{octet:02x}')}" for octet in octets))
-    ways.append(f"&(?:amp;){{0,3}}#(?:0{{0,6}}{code}|[xX]0{{0,6}}{_any_case(f'{code:x}')});")
-    if char in _ENTITIES:
-        ways.append(f"&(?:amp;){{0,3}}{_ENTITIES[char]};")
-    if char in _JSON_ESCAPES:
-        ways.append(r"\\{1,8}" + _JSON_ESCAPES[char])
+        ways += ["".join(f"(?:{_octet(one)}|{_literal(chr(one))})" for one in octets), rf"{_SLASH}+U(?i:{code:08x})"]
     if code < 256:
-        ways.append(rf"\\{{1,8}}(?:x{_any_case(f'{code:02x}')}|{code:03o})")
-    if char in _OTHERWISE:
-        ways.append(_OTHERWISE[char])
-    return "|".join(ways)
+        ways.append(_octet(code))
+    name = f"|{codepoint2name[code]}" if code in codepoint2name else "|apos" if char == "'" else ""
+    ways.append(f"{_AND}(?:(?:#|{_PERCENT}23)(?:0*{code}|[xX]0*(?i:{code:x})){name})(?:;|{_PERCENT}3[bB])")
+    return "|".join((*ways, _literal(char), *_OTHERWISE.get(char, ())))
 
 
-def _backslashes(count: int) -> str:
-    escaped = "|".join((r"%(?:25){0,3}5[cC]", "&(?:amp;){0,3}#(?:0{0,6}92|[xX]0{0,6}5[cC]);"))
-    return rf"(?:\\{{{count},{8 * count}}}(?:u005[cC]|x5[cC]|134)?|(?:{escaped}){{{count}}})"
+def _octet(octet: int) -> str:
+    return rf"{_SLASH}+(?:x(?i:{octet:02x})|{octet:03o})|{_PERCENT}(?i:{octet:02x})"
 
 
-def _any_case(digits: str) -> str:
-    return "".join(f"[{c}{c.upper()}]" if c.isalpha() else c for c in digits)
+def _literal(text: str) -> str:
+    return "".join(f"\\x{octet:02x}" for octet in _bytes(text))
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")  # a text of others may hold half of a surrogate pair
 
 
 def names_in(text: str) -> tuple[str, ...]:
@@ -280,8 +276,7 @@ def _value(match: re.Match[str]) -> str:
         return value
     missing = _missing.get()
     if missing is None:
-        state = "is empty" if name in os.environ else "is not set"
-        message = f"the environment variable {name} {state}"
+        message = f"the environment variable {name} is {'empty' if name in os.environ else 'not set'}"
         raise MissingVariable(message, name=name, hint=f"export {name}=… before the start")
     missing[name] = None
     return match[0]
@@ -304,18 +299,17 @@ def leave_open() -> Iterator[Mapping[str, None]]:
 def redact(text: str) -> str:
     """`text` with every value that was given out replaced by its `${env:NAME}`.
 
-    Found as text, escaped for JSON, HTML, URLs and in octal, in hexadecimal and in base64. Values of fewer than 8
-    characters are found as whole words only; those of fewer than 4, and numbers of fewer than 8 digits, are taken for
-    no secret. A value that is turned around, spelled in other words or split over two texts is not found, so redact
-    before cutting: `redact_within` does both.
+    Found as text, escaped for JSON, HTML, URLs, Markdown and in octal, in hexadecimal and in base64. Values of fewer
+    than 8 characters are found as whole words only; those of fewer than 4, and numbers of fewer than 8 digits, are
+    taken for no secret. A value that is turned around, spelled in other words or split over two texts is not found, so
+    redact before cutting: `redact_within` does both.
     """
-    if not _known.secrets or not text:
+    data = _bytes(text) if _known.patterns else b""
+    if not any(pattern.search(data) for pattern in _known.patterns):
         return text
-    # The search takes 20 ms for a megabyte; the look for what every escape begins with a hundredth of that.
-    is_escaped = ("\\" in text or "%" in text or "&" in text) and _ESCAPED.search(text) is not None
     for secret in _known.secrets:
-        text = secret.taken_from(text, is_escaped=is_escaped)
-    return text
+        data = secret.taken_from(data)
+    return data.decode("utf-8", "surrogatepass")
 
 
 def redact_within(text: str, limit: int, *, tail: bool = False) -> str:
@@ -324,17 +318,13 @@ def redact_within(text: str, limit: int, *, tail: bool = False) -> str:
     What `text` ends with (begins with, where its tail is asked for) may be half of a value: where it is longer than
     `limit` nothing of such a half is given.
     """
-    if not _known.secrets:
-        return text if len(text) <= limit else text[-limit:] if tail else text[:limit]
     margin = _known.longest
     if len(text) <= limit + margin:
         found = redact(text)
     elif tail:
         found = redact(text[-limit - margin :])[margin:]
     else:
-        found = redact(text[: limit + margin])[:-margin]
-    if len(found) <= limit:
-        return found
+        found = redact(text[: limit + margin])[: -margin or None]
     return found[-limit:] if tail else found[:limit]
 
 
@@ -355,26 +345,40 @@ def margin() -> int:
 
 def redact_value(value: Any) -> Any:
     """A JSON-like value with every text in it redacted, keys too; the same object where nothing was found."""
-    return value if not _known.secrets else _redacted(value, 0)
+    if not _known.secrets:
+        return value
+    # All texts are looked through at once: a look costs as much as a thousand characters of it.
+    texts, level, depth = list[str](), [value], 0
+    while level and depth <= _MAX_DEPTH + 1:
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, str):
+                texts.append(item)
+            elif isinstance(item, Mapping):
+                below += (*item, *item.values())
+            elif isinstance(item, (list, tuple)):
+                below += item
+        level, depth = below, depth + 1
+    joined = "\0".join(texts)  # no variable holds one, so that no spelling goes from one text to the next
+    if (found := redact(joined)) is joined and not level:
+        return value
+    parts = iter(found.split("\0"))
+    clean = {text: "\0".join(islice(parts, text.count("\0") + 1)) for text in texts}
+    return _redacted(value, 0, clean)
 
 
 _MAX_DEPTH: Final = 150
 
 
-def _redacted(value: Any, depth: int) -> Any:
+def _redacted(value: Any, depth: int, clean: Mapping[str, str]) -> Any:
     if isinstance(value, str):
-        return redact(value)
+        return clean[value]
     if depth > _MAX_DEPTH and isinstance(value, (Mapping, list, tuple)):
         return None  # nothing that is kept is nested so deep
     if isinstance(value, Mapping):
-        new = {_redacted(key, depth): _redacted(item, depth + 1) for key, item in value.items()}
-        same = len(new) == len(value) and all(key in value and value[key] is item for key, item in new.items())
-        return value if same else new
+        return {_redacted(key, depth, clean): _redacted(item, depth + 1, clean) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        items = [_redacted(item, depth + 1) for item in value]
-        if all(new is old for new, old in zip(items, value, strict=True)):
-            return value
-        return tuple(items) if isinstance(value, tuple) else items
+        return (tuple if isinstance(value, tuple) else list)(_redacted(item, depth + 1, clean) for item in value)
     return value
 
 
@@ -402,15 +406,11 @@ class _Filter(logging.Filter):
 
 
 _filter = _Filter()
-_watched = False
 
 
+@cache
 def _watch_records() -> None:
     """From the first secret on, no record of any logger of the process holds one: libraries log addresses."""
-    global _watched
-    if _watched:
-        return
-    _watched = True
     make = logging.getLogRecordFactory()
 
     def clean(*args: Any, **kwargs: Any) -> logging.LogRecord:

@@ -8,6 +8,7 @@ import html
 import io
 import json
 import logging
+import os
 import random
 import re
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlenv import secrets
 from rlenv.secrets import redact, redact_value, redact_within, resolve, set_aside
 from rlenv.tools.arguments import compile_filling
 
@@ -68,6 +70,15 @@ def escaped(text: str) -> str:
         lambda s: "".join(f"\\{one:03o}" for one in s.encode()),
         lambda s: "'" + s.replace("'", "''") + "'",
         lambda s: f"> Authorization: {s}\r\n",
+        lambda s: re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", s),  # Markdown
+        lambda s: re.sub(r"([_.-])", r"\\\1", s),
+        lambda s: quote(json.dumps(s), safe=""),
+        lambda s: quote(html.escape(s), safe=""),
+        lambda s: html.escape(json.dumps(s)),
+        lambda s: json.dumps(html.escape(s)).replace("&", "\\u0026"),  # as Go writes it
+        lambda s: "  ".join(s.encode()[at : at + 8].hex(" ") for at in range(0, len(s), 8)),  # hexdump -C
+        lambda s: f"{s[:1].encode().hex()} {s[1:].encode().hex(' ', -2)}",  # xxd, at an odd offset
+        lambda s: s.encode().hex("-", 4),
     ],
 )
 @pytest.mark.parametrize("secret", [KEY, PLAIN])
@@ -76,7 +87,7 @@ def test_every_spelling_is_found_whole(spelling: object, secret: str) -> None:
     found = redact(f"before {spelling(secret)} after")
     assert "${env:RLENV_TEST_" in found
     left = found.replace("${env:RLENV_TEST_ODD}", "").replace("${env:RLENV_TEST_PLAIN}", "")
-    assert re.fullmatch(r"before (>\sAuthorization: |0x)?[b'\"\\]*\s* after", left)
+    assert re.fullmatch(r"before (>\sAuthorization: |0x)?(&quot;|\\u0026quot;|%5C|%22|[b'\"\\])*\s* after", left)
 
 
 @pytest.mark.parametrize(
@@ -138,6 +149,26 @@ def test_base64_is_found_at_every_offset_but_for_its_ends(before: str, encode: o
     assert len(found.partition("${env:")[2].partition("}")[2].strip()) <= 8
 
 
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        lambda s: quote(s, safe=""),
+        lambda s: quote(quote(s, safe=""), safe=""),
+        lambda s: s.replace("/", "\\/"),
+        lambda s: s.replace("/", "\\u002f").replace("+", "\\u002B").replace("=", "\\u003D"),
+        lambda s: s.replace("/", "&#47;").replace("+", "&#x2B;").replace("=", "&#61;"),
+    ],
+)
+def test_base64_is_found_where_its_signs_are_escaped(
+    monkeypatch: pytest.MonkeyPatch, spelling: Callable[[str], str]
+) -> None:
+    monkeypatch.setenv("RLENV_TEST_WORDS", "<<???>>>~~~\x7f~~>>??><<~")
+    resolve("${env:RLENV_TEST_WORDS}")
+    coded = base64.b64encode(os.environ["RLENV_TEST_WORDS"].encode()).decode()
+    assert {"/", "+", "="} <= {*coded}
+    assert redact(spelling(coded)).startswith("${env:RLENV_TEST_WORDS}")
+
+
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\\n", "\\r\\n", "\\\\n"])
 @pytest.mark.parametrize("width", [60, 64, 76, 77])
 @pytest.mark.parametrize("length", [150, 524, 1_700])
@@ -162,6 +193,60 @@ def test_no_cut_leaves_a_part_of_a_secret(before: str, after: str, limit: int, t
     for size in range(8, len(PLAIN)):
         part = PLAIN[-size:] if tail else PLAIN[:size]
         assert part not in found or part in before * 30 or part in after * 30
+
+
+HOSTILE = {
+    "escapes": ("%73", "\\u0073", "\\x73", "\\163", "&#115;", "&#x73;", "a%73", "%25", "%252525", "&amp;", "&lt;"),
+    "halves of escapes": ("\\", "%", "&", "\\u", "\\\\x", "&#0000000", "\\" * 8 + "u", "\\" * 9 + "n", "%5c", "\\r"),
+    "one character": (" ", "\n", "\n ", "t", "0", "+", "/", "é", "\0", "\ud83d"),
+    "the beginning": (PLAIN[:-1], PLAIN[:8], escaped(PLAIN[:-1]), quote(KEY[:-1], safe=""), html.escape(KEY[:-1])),
+    "its bytes": ("73", "73 ", PLAIN[:-1].encode().hex(), PLAIN[:-1].encode().hex("\n"), PLAIN[:-1].encode().hex(" ")),
+    "its base64": (base64.b64encode(PLAIN[:-3].encode()).decode(), base64.encodebytes(PLAIN[:-3].encode()).decode()),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_no_text_takes_more_than_linear_time(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    for number, secret in enumerate((WORD, LINES, "a" * 24, "\\" * 16 + "x", "ab" * 40, "%25" * 9 + "x")):
+        monkeypatch.setenv(f"RLENV_TEST_{number}", secret)
+        resolve(f"${{env:RLENV_TEST_{number}}}")
+    # All is looked for by an engine that never goes back, and in a number of steps that grows with the values alone.
+    assert {type(one).__module__ for one in secrets._known.patterns} == {"re2"}
+    assert sum(one.programsize for one in secrets._known.patterns) < 350 * sum(map(len, secrets._known.names))
+    for unit in HOSTILE[kind]:
+        text = unit * (1_000_000 // len(unit))
+        assert redact(text) is text
+
+
+def test_many_secrets_are_looked_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = [random.Random(number).randbytes(20).hex() for number in range(12)]
+    for number, secret in enumerate(values):
+        monkeypatch.setenv(f"RLENV_TEST_{number}", secret)
+        resolve(f"${{env:RLENV_TEST_{number}}}")
+    assert len(secrets._known.patterns) <= 2
+    assert redact(" ".join(values)) == " ".join(f"${{env:RLENV_TEST_{number}}}" for number in range(12))
+
+
+@pytest.mark.parametrize("char", ["/", "😀"])
+@pytest.mark.parametrize("spelling", [str, lambda s: quote(s, safe=""), lambda s: s.encode().hex()])
+def test_a_value_as_long_as_a_file_is_found_in_pieces(
+    monkeypatch: pytest.MonkeyPatch, spelling: Callable[[str], str], char: str
+) -> None:
+    monkeypatch.setenv("RLENV_TEST_WORDS", secret := f"{random.Random(4).randbytes(1_500).hex()}-{char * 500}")
+    resolve("${env:RLENV_TEST_WORDS}")
+    left = redact(f"<{spelling(secret)}>").replace("${env:RLENV_TEST_WORDS}", "")
+    assert left == "<>"
+
+
+def test_a_text_with_half_of_a_surrogate_pair_is_looked_through() -> None:
+    assert redact(f"\ud83d{PLAIN}\ude00") == "\ud83d${env:RLENV_TEST_PLAIN}\ude00"
+
+
+def test_texts_of_a_value_are_looked_through_each_for_itself() -> None:
+    halves = {"a": [PLAIN[:9], PLAIN[9:]], PLAIN[:5]: PLAIN[5:], "\0": ["\0\0", f"\0{PLAIN[:4]}\0{PLAIN[4:]}"]}
+    assert redact_value(halves) is halves
+    found = redact_value([f"\0a{PLAIN}\0", halves, ("", 3, {(PLAIN, "\0"): None})])
+    assert found == ["\0a${env:RLENV_TEST_PLAIN}\0", halves, ("", 3, {("${env:RLENV_TEST_PLAIN}", "\0"): None})]
 
 
 def test_what_is_nested_without_end_is_no_error() -> None:
