@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from rlenv.concurrency.lanes import entered, here
@@ -81,6 +81,8 @@ class _Verify:
     """The worst that the term can be: what a call is worth that fails by the policy's doing."""
     is_own: bool
     """Whether the comparator is a function of the author's, which may not be made for threads."""
+    told_apart: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The arguments of at most two sure golds, by what they gave."""
 
     async def measure(self, context: RewardContext) -> Measured:
         if context.answer is None and self.reads_answer:
@@ -90,7 +92,7 @@ class _Verify:
         try:
             result = await context.call(self.tool.name, arguments)
             golds = await gold
-            known = None if result.outcome == "ok" else self._first_gold_call(context)
+            known = None if result.outcome == "ok" else next(iter(self._gold_calls(context)), None)
             if may_be_lost(result, self.tools, known=known):
                 result = await settled(Lost(self.tool.name, arguments, result), self.tool, context, known=known)
         finally:
@@ -119,13 +121,10 @@ class _Verify:
             f"{result.text:.200}"
         )
 
-    def _first_gold_call(self, context: RewardContext) -> Mapping[str, Any] | None:
-        """The arguments of the first gold call, which has gone well; None where there is none."""
-        if self.is_call:
-            for item in self.alternatives(context):
-                for arguments in self._spread_calls(self.expected(context, item=item)):
-                    return arguments
-        return None
+    def _gold_calls(self, context: RewardContext) -> list[Mapping[str, Any]]:
+        """The arguments of the gold calls, in order."""
+        values = (self.expected(context, item=item) for item in self.alternatives(context) if self.is_call)
+        return [call for arguments in values for call in self._spread_calls(arguments)]
 
     def _find_best(self, mine: comparators.Side, golds: Sequence[comparators.Side]) -> Measured:
         best = Measured(0.0, mine.text)
@@ -142,13 +141,12 @@ class _Verify:
         return best
 
     async def _gold_sides(self, context: RewardContext) -> Sequence[comparators.Side]:
-        values = [self.expected(context, item=item) for item in self.alternatives(context)]
         if not self.is_call:
+            values = [self.expected(context, item=item) for item in self.alternatives(context)]
             if any(value is None for value in values):
                 raise UnfitGold("expect: the task gives no value to compare with")
             return [comparators.Side(value if isinstance(value, str) else str(value), value) for value in values]
-        calls = [call for arguments in values for call in self._spread_calls(arguments)]
-        if not calls:
+        if not (calls := self._gold_calls(context)):
             raise UnfitGold("expect: the task gives no alternative to compare with")
         # In order and not at once: most tasks have one, the rest are few, and each is computed once per task.
         is_sure = self._is_sure if self.tool.reaches_out else None
@@ -173,9 +171,11 @@ class _Verify:
         return comparators.Side(result.text, result.value, arguments)
 
     async def _is_sure(self, gold: comparators.Side, context: RewardContext) -> bool:
-        """True if the server gives it twice, and something else to the tool's example in between. A page that a proxy
-        shows for a while in place of every answer would make numbers wrong for as long as it is kept."""
+        """True if the server gives it twice, and something else to another gold, or to the example, in between. A page
+        that a proxy shows for a while in place of every answer would make numbers wrong for as long as it is kept."""
         known, lane, tool = self.tool.example, here(), self.tool
+        if known is not None:  # of a tool that says yes or no, half of the golds are as its example
+            known = next((one for text, one in self.told_apart.items() if text != gold.text), known)
         if lane is not None and lane.tape.is_offline:
             return True
         token = asked_again.set("refused")  # no cache has the answer
@@ -186,7 +186,10 @@ class _Verify:
         finally:
             asked_again.reset(token)
         differs = other is None or (other.outcome == "ok" and other.text != gold.text)
-        return differs and (again.outcome, again.text) == ("ok", gold.text)
+        is_sure = differs and (again.outcome, again.text) == ("ok", gold.text)
+        if is_sure and len(self.told_apart) < 2 and not self.is_left:
+            self.told_apart.setdefault(gold.text, gold.arguments)
+        return is_sure
 
 
 def _compile(name: str, spec: VerifySpec, context: TermCompileContext) -> Term:

@@ -298,6 +298,15 @@ def test_a_page_that_a_server_shows_in_place_of_every_answer_is_kept_for_no_gold
     assert asked == ["mine"], "it was kept once it was given twice, with another answer to the example in between"
 
 
+def test_a_gold_that_is_as_the_example_is_kept_once_another_differs() -> None:
+    term = verify(replace(QUERY, reaches_out=True, example={"sql": "known"}), compare="text")
+    calls = Calls({"known": "yes", "mine": "yes", "a": "yes", "b": "no", "c": "yes"})
+    for gold, times in (("a", 2), ("a", 2), ("b", 2), ("a", 2), ("a", 0), ("c", 2), ("c", 0), ("b", 0)):
+        calls.asked.clear()
+        assert run(term, calls, gold=gold).value == (gold != "b")
+        assert calls.asked.count(gold) == times, (gold, calls.asked)
+
+
 @pytest.mark.parametrize("at", [0, 3], ids=["the one that makes it", "one that waits"])
 def test_episodes_at_once_share_one_gold_call_and_survive_one_that_is_cancelled(at: int) -> None:
     term = verify()
