@@ -1,12 +1,15 @@
 """Feeds changed and hostile inputs to what reads from outside, and keeps what breaks a law.
 
-    python benchmarks/fuzz.py [--seconds 60] [--seed 0] [--only parse,spec,sql,mcp,time] [--corpus FOLDER] [--growth]
+    python benchmarks/fuzz.py [--seconds 60] [--seed 0] [--only parse,spec,sql,mcp,earns,time] [--corpus FOLDER]
+        [--growth]
 
     parse  texts, read by every dialect, strict and lenient: no exception, calls in order, arguments that are JSON
     spec   YAML files, loaded and compiled: a SpecError or an environment, nothing else
     sql    statements, through a sql tool on SQLite and DuckDB and through sql_match: a result or a failure of the
            policy, bounded, and the next statement gets its right rows
     mcp    lines that a server answers a call with: a result or a failure, and the next call is answered
+    earns  answers, by every rule and comparator over golds that have nothing to do with each other: what earns for
+           some of them is changed on, the more the more, and none earns for more than two
 
     time   texts of whole calls, parts of them, marks and odd quotes, read by every dialect, strict and lenient, size
            against size: the time grows as the text does (CPU seconds)
@@ -116,7 +119,7 @@ def fuzz(name: str, limit_s: float, seed: int, folder: Path) -> int:
                 found[law] = smallest(target, text, law, count)
             elif not law and kind not in kinds and len(kept) < 20_000:
                 kinds.add(kind)
-                kept.append(text)
+                kept += [text] * max(getattr(target, "height", 1), 1)
             count += 1
     finally:
         target.close()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from benchmarks.fuzzing.constants import Earns
 from rlenv import dialects
 from rlenv.dialects.built_in import FAMILIES, row_of
 from rlenv.episodes.environment import Environment, load
@@ -295,4 +296,4 @@ class Mcp:
         self._folder.cleanup()
 
 
-TARGETS: dict[str, Callable[[], Target]] = {"parse": Parse, "spec": Spec, "sql": Sql, "mcp": Mcp}
+TARGETS: dict[str, Callable[[], Target]] = {"parse": Parse, "spec": Spec, "sql": Sql, "mcp": Mcp, "earns": Earns}

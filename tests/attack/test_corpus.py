@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.fuzz import TARGETS, broken, changed, corpus
 
-NEEDS = {"sql": ("duckdb", "sqlglot"), "mcp": ("mcp",)}
+NEEDS = {"sql": ("duckdb", "sqlglot"), "mcp": ("mcp",), "earns": ("math_verify", "sqlglot")}
 
 
 @pytest.mark.slow(but=1)
