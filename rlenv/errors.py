@@ -313,7 +313,8 @@ class EndpointError(EpisodeError):
     `is_full` is true where the server counts as many tokens in the request as its context has, or more, `is_garbled`
     where it had the request and broke the connection, or gave what nobody can read: the request may have done it.
     `is_cut` is true where it broke the connection at any try, or a proxy said that it went. `is_late` is true where it
-    did not answer in time, `is_held` where it soon answered others meanwhile, again and again. A tape keeps these
+    did not answer in time, `is_held` where it soon answered others meanwhile, again and again, `is_unknown` where it
+    knows no such key or model (401, 403, 404), as far as it has answered nothing well before. A tape keeps these
     `facts`: they decide who asks again.
     """
 
@@ -329,11 +330,13 @@ class EndpointError(EpisodeError):
         is_late: bool = False,
         is_held: bool = False,
         is_cut: bool = False,
+        is_unknown: bool = False,
     ) -> None:
         self.status, self.is_full, self.is_garbled = status, is_full, is_garbled
-        self.is_late, self.is_held, self.is_cut = is_late, is_held, is_cut
+        self.is_late, self.is_held, self.is_cut, self.is_unknown = is_late, is_held, is_cut, is_unknown
         self.facts = {"status": status, "is_full": is_full, "is_garbled": is_garbled, "is_late": is_late}
-        self.facts |= {name: True for name, holds in {"is_held": is_held, "is_cut": is_cut}.items() if holds}
+        rare = {"is_held": is_held, "is_cut": is_cut, "is_unknown": is_unknown}
+        self.facts |= {name: True for name, holds in rare.items() if holds}
         super().__init__(message)
 
 

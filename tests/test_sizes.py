@@ -11,12 +11,13 @@ ROOT = Path(__file__).resolve().parent.parent
 MOST_OF_A_FUNCTION = 60
 MOST_OF_A_MODULE = 450
 MOST_FILES = 411
-MOST_LINES = 99_392
+MOST_LINES = 99_430
 """Of all files together, blank lines left out. What comes makes room for itself; more needs a capability as reason.
 
 The last: a model that reads specs (`--reader`), relations between the facts of a spec in what validate warns of, and
 the sandbox of templates (a file of its own), which bounds all work over what a policy wrote, asking again one after
 the other where what others ask fells a server, tests that see what is not kept of a machine as it was at first,
+judges, users and model tools asked again by that rule too,
 what points, letters, units, digits and roundings say in math_equal, exact numbers there,
 logs whose framework says that a file or run is broken, and the summaries of logs."""
 

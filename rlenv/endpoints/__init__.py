@@ -37,6 +37,8 @@ REFUSED: Final = frozenset({400, 413, 422})
 """What a server answers to a request that it cannot take for what it holds, such as one that is too long."""
 BARRED: Final = frozenset({None, 402, 429})
 """What no words bring about: the server is not there, is asked too much, or wants paying for so many tokens."""
+UNKNOWN: Final = frozenset({401, 403, 404})
+"""What a server answers that knows no such key or model."""
 _RETRIED: Final = frozenset({408, 409, 425, 429, *range(500, 600)})
 _MAX_WAIT_S: Final = 60.0
 _MAX_BYTES: Final = 16_000_000
@@ -128,6 +130,7 @@ class Client:
         self._session, self._is_shared = http, http is not None
         self._rng = random.Random()
         self.raw_text = RawText(self)
+        self._has_answered = False
         self._window: int | None = None  # the server's context, once it has said so
 
     async def chat(
@@ -285,12 +288,14 @@ class Client:
                 with on_place():
                     answer = await self._try_once(url, data, tried + attempt, limit_s, lacking, is_free=is_free)
             if not isinstance(answer, _Problem):
+                self._has_answered |= not is_free
                 return answer
             problem, decides = answer, answer.behind(decides)
             if not problem.may_pass:
                 break
         told = f"{what} ({endpoint.model} at {path}): {decides.text}"
         facts = {"is_garbled": decides.is_garbled, "is_late": isinstance(decides.cause, TimeoutError)}
+        facts["is_unknown"] = decides.status in UNKNOWN and not self._has_answered
         raise EndpointError(told, status=decides.status, is_cut=decides.is_cut, **facts) from decides.cause
 
     async def _pause(self, wait: float, problem: _Problem) -> None:

@@ -46,6 +46,10 @@ _LONGER: Final = 3
 """In one of so many rounds the known one is asked for so many times as long: what others do again meets it then."""
 _FEW, _OFTEN = 3, 0.3
 """After so many rounds, and so many failures of the known question in the time of a try, what others ask fells both."""
+_LOOKS: Final = 8
+"""Known questions in a row that a server answers which a question felled, and none that fails by chance."""
+_AWAY: Final = 10
+"""So often, in some 6 s, the known question is tried where the very one may have felled its server."""
 _QUEUE: Final = 10
 """For how many times its own time one may wait for others who ask the same server, and for processes to start."""
 
@@ -63,6 +67,11 @@ class Refused:
     """A try that failed, and that may have failed by what was asked."""
 
     why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unread(Refused):
+    """A reply that is none, which another seed may mend; it fells nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,20 +149,15 @@ class _Turns(Generic[_T]):
     looks_s: float = 0.0
     """How long the known question is asked at least before the next round. It is drawn, or all would look at once."""
     known_s: float = 0.0
-    """How long the known question has taken in all."""
     looked_s: float = 0.0
     """What the known question has taken here since the last round, the time left out that its server was away."""
     rounds: int = 0
     """How often the other question was refused again, right after the known one went well."""
     refused: int = 1
     untold: int = 0
-    """Tries in a row that told nothing."""
     pause_s: float = 0.0
-    """Before the next try."""
     has_waited: bool = False
-    """To be asked while nobody else is."""
     has_ended: bool = False
-    """True once there is no time to wait for another try."""
 
     def __post_init__(self) -> None:
         self.looks = self.each
@@ -327,7 +331,6 @@ class _Turns(Generic[_T]):
 
 
 _TELLING: Final = (Answered, HeldUp, Untold)
-"""What decides of several tries at once, before one that is refused."""
 
 
 async def _each(ask: Ask[_T], times: int) -> list[Answered[_T] | Refused | Untold]:
@@ -370,3 +373,78 @@ async def in_turn(
     turns = _Turns(known, very, most, within_s, each, tries or Known(), at_once, fewest, queue, keeps_turn)
     with running_under(turns.limit):
         return await turns.given()
+
+
+@dataclass(slots=True)
+class InLine(Generic[_T]):
+    """A question that failed and one that is known to work, asked in turn, and what is seen of their server meanwhile.
+
+    One right behind which the known one fails too, in whatever way, may have felled it, and is not asked until it is
+    back. If some known ones in a row go well then, it is asked in the line of those who fell it, one after the other.
+    """
+
+    known: Ask[Any]
+    very: Ask[_T]
+    line: Known
+    may_fell: bool = False
+    """True where the very question is asked as one that fells or holds up its server."""
+    fells: bool = False
+    """True if the known one was well all along once it was back, or others fell it."""
+    is_well: bool = False
+    is_behind: bool = True
+    """True if the known one went well right before the very one failed again, as it did at first."""
+    is_chancy: bool = False
+    """True once it failed by chance, or for long: no use to wait for it."""
+    tries: Known = field(init=False)
+
+    async def given(
+        self, left_s: Callable[[], float], tries: Callable[[], Known] | None = None, **keys: Any
+    ) -> _T | None:
+        """As `in_turn`; `tries` are by default its own, and in the line those of the line."""
+        feller, own = self.fells, self.line if self.fells else Known(self.line.alone, holds=False)
+        self.tries = own if tries is None else tries()
+        self.line.fellers += feller
+        turns = {"is_dear": self.may_fell, "keeps_turn": feller, **keys}
+        try:
+            return await in_turn(self._ask_known, self._ask_again, within_s=left_s(), tries=self.tries, **turns)
+        except RewardError:
+            if self.may_fell or not self.fells:
+                raise
+        finally:
+            self.line.fellers -= feller
+        self.may_fell = True
+        return await self.given(left_s, tries, **keys)
+
+    async def _ask_known(self) -> Answered[Any] | Refused | Untold:
+        found, is_behind = await self.known(), self.is_behind
+        if not self.may_fell and not isinstance(found, Answered):
+            if self.line.fellers > 0:
+                self.fells = True
+                raise RewardError("others fell it")  # and one waits for it in their line
+            if is_behind and not (self.is_chancy or isinstance(found, Unread) or getattr(found, "is_last", False)):
+                found = await self._ask_until_back()
+        self.is_behind, self.is_well = False, isinstance(found, Answered)
+        return Untold(found.why) if self.fells and isinstance(found, Refused) else found
+
+    async def _ask_until_back(self) -> Answered[Any] | Refused | Untold:
+        """What the known question gives, once it goes well some times in a row, or fails by chance."""
+        failed = 0
+        for wait in waits_s()[:_AWAY]:
+            await pause(wait)
+            if isinstance(again := await self.known(), Answered):
+                break
+            failed += 1
+        for _ in range(_LOOKS):
+            if isinstance(again, Answered):
+                again = await self.known()
+        self.fells = isinstance(again, Answered)
+        self.is_chancy = not self.fells
+        self.tries.failed += failed * self.is_chancy
+        return again
+
+    async def _ask_again(self) -> Answered[_T] | Refused | Untold:
+        found = await self.very()
+        self.is_behind = self.is_well and not isinstance(found, Unread)
+        if self.fells and not self.may_fell and not isinstance(found, Answered):
+            raise RewardError("it fells what it asks")
+        return found

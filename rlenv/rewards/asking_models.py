@@ -404,9 +404,9 @@ async def if_refused(
     return await in_turn(looked, again, most=most, within_s=within_s, took_s=took_s)
 
 
-def beside_others(client: Client, scope: Scope) -> Known:
-    """The tries of what is known to work, where others who share `scope` may fell the server for each other."""
-    return Known(_line(client, scope).alone, holds=False)
+def line_of(client: Client, scope: Scope) -> Known:
+    """Those right behind whose requests the server fails all who share `scope`, in one line with those who fell it."""
+    return scope.keep(("fails", client.endpoint.base_url), lambda: Known(_line(client, scope).alone))
 
 
 def _line(client: Client, scope: Scope) -> Known:
@@ -427,13 +427,14 @@ async def at_once(request: Callable[..., Awaitable[_T]]) -> _T:
 def failed(who: str, error: EndpointError, *, is_harmless: bool = False) -> Refused | Untold:
     """What a request without an answer tells: `Refused` where what was asked may have done it.
 
-    A server that answers 401 or 404 to harmless words knows no such key or model, and another try is no use.
+    One that knows no such key or model for harmless words either, and has answered nothing else, is asked no more.
     """
-    why, clear = f"{who}: {error}", (None, 401, 404) if is_harmless else (None,)
+    why = f"{who}: {error}"
     if error.is_held:
         return HeldUp(why)
-    is_of_text = error.is_garbled or error.is_late or error.is_cut or error.status not in clear
-    return Refused(why) if is_of_text else Untold(why, is_last=True)
+    is_clear = is_harmless and error.is_unknown
+    is_of_text = error.is_garbled or error.is_late or error.is_cut or error.status is not None
+    return Refused(why) if is_of_text and not is_clear else Untold(why, is_last=True)
 
 
 async def tried(request: Callable[[], Awaitable[_T]]) -> Answered[_T] | Refused | Untold:

@@ -24,8 +24,8 @@ from rlenv.errors import EndpointError, RewardError
 from rlenv.language.spec import BreakerSpec, SamplingSpec
 from rlenv.language.templates import Template, TemplateError
 from rlenv.messages import Message
-from rlenv.rewards.asking_again import Answered, HeldUp, Refused, Untold, in_turn, waits_s
-from rlenv.rewards.asking_models import Felling, Pace, at_once, beside_others, failed, if_felled, if_unread, in_time
+from rlenv.rewards.asking_again import Answered, HeldUp, InLine, Refused, Unread, Untold, waits_s
+from rlenv.rewards.asking_models import Felling, Pace, at_once, failed, if_felled, if_unread, in_time, line_of
 from rlenv.rewards.verdict import (
     Fence,
     Health,
@@ -149,11 +149,6 @@ class Asker:
 _Request = Callable[..., Awaitable[Completion]]
 
 
-@dataclass(frozen=True, slots=True)
-class Unread(Refused):
-    """A reply that is none, which another seed may mend."""
-
-
 @dataclass(slots=True)
 class _Asking:
     """One judge being asked one question."""
@@ -176,8 +171,6 @@ class _Asking:
     """The fault of the last reply that could not be read."""
     is_again: bool = False
     """Whether each try is one request: it is made again, in turn with a harmless one."""
-    was_hit: bool = False
-    """Whether that one failed just now: then it is asked as often as any, and tells whether the judge is well."""
     turn: Felling | None = None
     """Held where the server fell over the question again."""
 
@@ -225,10 +218,11 @@ class _Asking:
             tried = await self._asked(client, material, limit)
             return Answered(tried) if isinstance(tried, HeldUp) else tried
 
-        known, tries = partial(self._without, client, self._everyone), beside_others(client, self.question.scope)
+        known, line = partial(self._without, client, self._everyone), line_of(client, self.question.scope)
         self.is_again = True
         try:
-            given = await in_turn(known, again, most=most, within_s=_SHARE * self.limit.left_s, tries=tries)
+            turns = InLine(known, again, line, is_behind=not isinstance(found, Unread))
+            given = await turns.given(lambda: _SHARE * self.limit.left_s, most=most)
         except RewardError:
             return Failed(found.why)
         finally:
@@ -297,15 +291,13 @@ class _Asking:
             around = partial(self._around, is_known=is_known, is_at_once=is_at_once)
             completion = await self._chat(client, material, nonce, _LIMITS[-1], self.unread, around)
         except EndpointError as error:
-            self.was_hit = True
             return failed(_WHO, error, is_harmless=is_known)
-        self.was_hit = False
         if (answered := self._answered(client, completion, nonce, {})) is not None:
             return answered
         if is_known:
             self.unread += 1
             self._legibility.told(is_read=False)
-        return Refused(self.why)
+        return Unread(self.why)
 
     async def _chat(
         self,
@@ -405,9 +397,10 @@ class _Asking:
         endpoint, question, legibility = self.member.endpoint, self.question, self._legibility
         if self.why and (legibility.is_lost or self.unread >= legibility.most):
             raise EndpointError(f"nothing of endpoint '{endpoint.name}' can be read, whatever it is shown: {self.why}")
-        health = Health.of(endpoint, self.by.breaker, question.scope, limit_s=self.member.limit_s)
-        if is_at_once or (self.is_again and not self.was_hit):
-            return await (at_once(request) if health is None else health.told(partial(at_once, request)))
+        health = Health.of(endpoint, self.by.breaker, question.scope, self.member.digest, self.member.limit_s)
+        request = partial(at_once, request) if is_at_once or self.is_again else request
+        if is_at_once and health is not None:
+            return await health.told(request)
         return await (request() if health is None else health.ask(request, caller=question.caller, is_known=is_known))
 
     def _answered(

@@ -12,7 +12,7 @@ from typing import Any, Final, Generic, TypeVar
 from rlenv.concurrency.deadline import Countdown, left_s, running_under, share_of_time
 from rlenv.errors import CassetteError, EpisodeError, RewardError, Whose
 from rlenv.messages import ToolCall, ToolResult
-from rlenv.rewards.asking_again import ROUNDS, Answered, Known, Refused, Untold, in_turn
+from rlenv.rewards.asking_again import ROUNDS, Answered, InLine, Known, Refused, Untold
 from rlenv.rewards.base import RewardContext
 from rlenv.secrets import host_of
 from rlenv.tools.base import FELLED, Tool, asked_again
@@ -25,9 +25,6 @@ _FIRST_SHARE: Final = 2 / 3
 _LEAST_S: Final = 1.0
 """What one call has beside twice its own time, however many there are: with less, nothing is found out of any."""
 _DEATHS: Final = (*FELLED, "server_died")
-_LOOKS: Final = 8
-"""Known calls in a row that a server which a call felled has an answer to, once it is back: one that fails by chance
-has not."""
 _REFUSED: Final = "refused"
 _BY_CODE: Final[Mapping[str, Whose]] = {"infrastructure": "infrastructure", "unclear": "unclear", _REFUSED: "policy"}
 """The outcomes of calls that code made and that may be lost (`rlenv.tools.code`), and whose failure each is."""
@@ -273,47 +270,24 @@ class _Asking:
     context: RewardContext
     well: ToolResult
     """The latest answer to the known call, the failure of the lost one before there is one."""
-    is_well: bool = False
-    """True if the known call went well the last time."""
-    is_behind: bool = False
-    """True if that was right before the lost call failed again."""
-    has_fallen: bool = False
-    """True if the known call failed then, in whatever way."""
-    fells: bool = False
-    """True if it was well all along once it was back, or others fell it: it fails by what it asks, not by chance."""
-    may_fell: bool = False
-    """True where the lost call is asked as one that fells its server, or holds it up."""
+    turns: InLine[ToolResult] = field(init=False)
     is_doubtful: bool = False
     """True if the known call failed by more than asking alone brings about."""
     failures: set[str] = field(default_factory=set)
     """Reasons for which the lost call failed beside a known one that went well."""
 
+    def __post_init__(self) -> None:
+        self.turns = InLine(self.ask_known, self.ask_again, _line(self.tool, self.context))
+
     async def ask_known(self) -> Answered[ToolResult] | Refused | Untold:
-        tool, call = self.tool, self.context.call_known(self.tool, self.known)
-        found = await call(tool.name, self.known)
-        self.has_fallen |= self.is_behind and found.outcome != "ok"
-        if found.outcome != "ok" and not self.may_fell and _line(tool, self.context).fellers > 0:
-            self.fells = True
-            raise RewardError("others fell it")  # and one waits for it in their line
-        if self.has_fallen and not self.may_fell and found.outcome == "ok":
-            for _ in range(_LOOKS):
-                found = await call(tool.name, self.known)
-                if found.outcome != "ok":
-                    break
-            self.has_fallen, self.fells = False, found.outcome == "ok"
-        self.is_behind, self.is_well = False, found.outcome == "ok"
-        if self.is_well:
+        found = await self.context.call_known(self.tool, self.known)(self.tool.name, self.known)
+        if found.outcome == "ok":
             self.well = found
             return Answered(found)
         self.is_doubtful = self.is_doubtful or found.reason not in _BY_ASKING
         why = f"{found.reason or found.outcome}: {found.text:.200}"
         is_there = found.reason == _REFUSED or (found.whose == "unclear" and found.reason != "late")
-        is_away = self.may_fell and self.fells
-        return (
-            Refused(why)
-            if is_there and not is_away
-            else Untold(why, is_last=found.reason != _REFUSED and not is_lost(found))
-        )
+        return Refused(why) if is_there else Untold(why, is_last=found.reason != _REFUSED and not is_lost(found))
 
     async def ask_again(self) -> Answered[ToolResult] | Refused | Untold:
         if self.arguments is None:
@@ -321,8 +295,7 @@ class _Asking:
         if self.arguments == self.known and self.context.call_known(self.tool, self.known) == self.context.call:
             return Answered(self.well) if self.well.outcome == "ok" else Untold("it is what is known to work")
         found = await self.context.call(self.tool.name, self.arguments)
-        self.is_behind = self.is_well
-        seems_to_fell = not self.may_fell and (found.reason in FELLED or self.fells)
+        seems_to_fell = found.reason in FELLED and not self.turns.may_fell
         if seems_to_fell or (found.reason != _REFUSED and not is_lost(found)):
             return Answered(found)
         if self.well.outcome == "ok" and found.whose != "infrastructure":
@@ -331,36 +304,29 @@ class _Asking:
 
     async def asked(self, failed: ToolResult, limit: Countdown) -> ToolResult | RewardError | None:
         """What the lost call gives; None where it fails by what it asks, an error where nobody can tell."""
-        token, feller = asked_again.set(failed.reason or failed.outcome), self.fells
-        line, found = _line(self.tool, self.context), None
-        line.fellers += feller
+        token, turns = asked_again.set(failed.reason or failed.outcome), self.turns
+
+        def tries() -> Known:
+            return _known_tries(self.tool, failed, self.context, fells=failed.reason in _DEATHS or turns.fells)
+
+        # One that hangs may hold up its server, which is then away for the known call too, as one that it fells.
+        turns.may_fell = turns.fells or failed.reason in (*_DEATHS, "late")
+        # Of a call that was not kept, that the tool is well has to do.
+        keys: dict[str, Any] = {"most": ROUNDS if self.arguments is not None else 1, "took_s": _own_s(failed)}
+        if failed.reason in _DEATHS:  # in turn with those who keep theirs until it is back, and would find it away
+            keys["keeps_turn"] = True
         try:
-            fells = failed.reason in _DEATHS or feller
-            # One that hangs may hold up its server, which is then away for the known call too, as one that it fells.
-            self.may_fell = fells or failed.reason == "late"
-            found = await in_turn(
-                self.ask_known,
-                self.ask_again,
-                # Of a call that was not kept, that the tool is well has to do.
-                most=ROUNDS if self.arguments is not None else 1,
-                within_s=limit.left_s,
-                took_s=_own_s(failed),
-                is_dear=self.may_fell,
-                tries=_known_tries(self.tool, failed, self.context, fells=fells),
-                keeps_turn=feller,
-            )
+            found = await turns.given(lambda: limit.left_s, tries, **keys)
             if found is None or not (found.reason == _REFUSED or is_lost(found)):
                 return found
         except RewardError as error:
             # Refused beside a known one that went well, and then had no place: who asks so much would be masked by it.
             told = None if _REFUSED in self.failures else TooFewRounds(str(error))
-            if not self.fells or self.may_fell:
-                return error if self.is_doubtful or not self.failures else told
+            return error if self.is_doubtful or not self.failures else told
         finally:
-            line.fellers -= feller
             asked_again.reset(token)
         # What failed otherwise at first, as it found the server away, may fell it all the same.
-        return await self.asked(found or failed, limit)
+        return await self.asked(found, limit)
 
 
 def _untried(lost: Lost, tool: Tool | None) -> RewardError:

@@ -343,12 +343,14 @@ _MOST_UNREAD: Final = 10
 
 
 class Health:
-    """A breaker around the requests to one endpoint.
+    """A breaker around the requests to one judge.
 
     What counts as a failure: nobody is there, or what holds none of a policy's words is not answered. All else a policy
     could bring about, and many at once by the same words. A request that is cancelled, because the time for the reward
-    was over, counts if it had waited for `hung_s` seconds and nobody got an answer meanwhile. Failures of one episode
-    alone open nothing, unless one is enough, but for harmless questions that fail at once: so a server is that is down.
+    was over, counts if it had waited for `hung_s` seconds and nobody got an answer meanwhile.
+
+    A text may take a judge from everybody for a moment. One that has answered is down only where it fails for `hung_s`
+    seconds, and for more than one episode, unless one failure is enough.
     """
 
     def __init__(
@@ -356,36 +358,32 @@ class Health:
     ) -> None:
         self._name, self._spec, self._clock, self._hung_s = name, spec, clock, hung_s
         self._breaker = Breaker(failures=spec.failures, reset_s=spec.reset_s, clock=clock)
-        self._answers = 0
+        self._answers, self._failing_since = 0, -inf
 
     @classmethod
-    def of(cls, endpoint: Endpoint, spec: BreakerSpec, scope: Scope, *, limit_s: float | None) -> Health | None:
-        """The one that all who share `scope` share; None where the spec wants no breaker.
-
-        Args:
-            limit_s: the seconds for one judge's verdict; None for no limit.
-        """
+    def of(
+        cls, endpoint: Endpoint, spec: BreakerSpec, scope: Scope, digest: str = "", limit_s: float | None = None
+    ) -> Health | None:
+        """The one that all who share `scope` share of a judge, whose verdict has `limit_s` seconds; None for none."""
         if not spec.failures:
             return None
         hung_s = _HUNG_S if limit_s is None else min(_HUNG_S, limit_s / 2)
-        key = ("judge health", endpoint, spec.failures, spec.reset_s, hung_s)
+        key = ("judge health", endpoint, digest, spec.failures, spec.reset_s, hung_s)
         return scope.keep(key, lambda: cls(endpoint.name, spec, hung_s=hung_s))
 
     async def ask(self, request: Callable[[], Awaitable[_T]], *, caller: Hashable, is_known: bool = False) -> _T:
         """The answer to the request.
 
         Args:
-            caller: the episode that asks; its material may be what a server breaks on.
-            is_known: the request holds none of that, so only no answer in time may be the caller's doing: its material
-                may have held the server up before.
+            caller: the episode that asks; its material may be what a server breaks on, now or in what it asks next.
+            is_known: the request holds none of that.
 
         Raises:
             EndpointError: the breaker is open, or what the request raises.
         """
         breaker = self._breaker
         if not breaker.admits():
-            spec = self._spec
-            message = f"{spec.failures} failures in a row; it is tried again after {spec.reset_s:g} s"
+            message = f"{self._spec.failures} failures in a row; it is tried again after {self._spec.reset_s:g} s"
             raise EndpointError(f"endpoint '{self._name}' is left alone: {message}")
         begun, answers = self._clock(), self._answers
         try:
@@ -397,7 +395,11 @@ class Health:
             elif is_of_words:  # as far as anybody can tell yet: a question that is known to work comes next
                 breaker.abandoned()
             else:
-                breaker.failed(caller if error.is_late or not is_known else None)
+                self._failing_since = min(self._failing_since, self._clock())
+                if self._clock() - self._failing_since < self._hung_s:
+                    breaker.abandoned()
+                else:
+                    breaker.failed(caller if self._answers or error.is_late or not is_known else None)
             raise
         except BaseException as error:
             is_cancelled = isinstance(error, asyncio.CancelledError) and self._answers == answers
@@ -409,11 +411,11 @@ class Health:
         return self._told(found)
 
     async def told(self, request: Callable[[], Awaitable[_T]]) -> _T:
-        """The answer to a request that is made whatever is known. Where there is none, that says nothing."""
+        """The answer to a request that is made whatever is known, and no failure."""
         return self._told(await request())
 
     def _told(self, found: _T) -> _T:
-        self._answers += 1
+        self._answers, self._failing_since = self._answers + 1, inf
         self._breaker.succeeded()
         return found
 

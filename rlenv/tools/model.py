@@ -15,7 +15,7 @@ from rlenv._base.paths import RefusedPath
 from rlenv._base.text import did_you_mean, without_thinking
 from rlenv.concurrency.scope import Scope
 from rlenv.dialects.built_in import broken
-from rlenv.endpoints import REFUSED, Client, Endpoint
+from rlenv.endpoints import REFUSED, UNKNOWN, Client, Endpoint
 from rlenv.endpoints.account import asks, is_away
 from rlenv.errors import EndpointError, EpisodeError, ToolFailed, UnknownEntry, UsageError, told_as, under
 from rlenv.images import UnreadableImage, image_of
@@ -28,8 +28,6 @@ from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
 from rlenv.trajectory import Trajectory
 
 _NAMES = frozenset(("args", "task", "vars", "resources"))
-# No call can succeed until somebody mends the spec or the server, if what nobody's policy wrote is refused as well.
-_MISCONFIGURED = frozenset({401, 403, 404})
 _PROBE = Message("user", "Say yes.")
 _MAX_ASKED = 65_536
 
@@ -101,15 +99,12 @@ def check_length(name: str, arguments: Mapping[str, Any]) -> None:
 def tool_failure(name: str, error: EndpointError, *, is_invalid: bool) -> ToolFailed:
     """A server's failure as the tool's, for the model to read.
 
-    Raises:
-        EndpointError: `is_invalid`, or a failure that no other call can escape (401, 403, 404): the tool is not
-            there, and a policy must not learn from that. A request that the server refuses for what it holds (400,
-            413, 422, and those three where it takes another) is never among them: the policy wrote it, and could leave
-            out its own sample by it.
+    Raises EndpointError: `is_invalid`, or one that no other call can escape: a policy must not learn that there is no
+    tool. A request refused for what it holds is the policy's, and leaves out no sample.
     """
     if error.status in REFUSED:
         return ToolFailed(f"the tool {name} could not take this request; it may be too long", reason="too_large")
-    if is_invalid or error.status in _MISCONFIGURED:
+    if is_invalid or error.is_unknown:
         raise error
     return ToolFailed(f"the tool {name} is not available at the moment", reason=_failure_reason(error), retryable=True)
 
@@ -156,7 +151,8 @@ def compile_model(name: str, spec: ModelSpec, context: CompileContext) -> Sequen
                 if not text and not answer.message.images:
                     client.unread(answer)
         except EndpointError as error:
-            if error.status in _MISCONFIGURED and await _is_there(client, call):
+            is_refused = error.status in UNKNOWN
+            if is_refused and (not error.is_unknown or await _is_there(client, call)):
                 # A filter that refuses what it is shown, or a server that fails by chance: nobody can tell from here.
                 raise ToolFailed(f"the tool {name} did not take this request", reason="server_error") from error
             raise tool_failure(name, error, is_invalid=spec.on_failure == "invalid") from error
@@ -186,7 +182,7 @@ async def _is_there(client: Client, call: ToolContext) -> bool:
     try:
         await client.chat([_PROBE], sampling=SamplingSpec(max_tokens=1), deadline=call.deadline)
     except EndpointError as error:
-        return error.status not in _MISCONFIGURED
+        return not error.is_unknown
     return True
 
 

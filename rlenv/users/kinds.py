@@ -25,8 +25,8 @@ from rlenv.language.spec import Prose, SamplingSpec, Spec, Text, UserSpec
 from rlenv.language.templates import Template, TemplateError, template_of
 from rlenv.messages import MalformedCall, Message, Role, ToolCall
 from rlenv.rewards.answer import SEARCHED_CHARS, Pattern, compile_pattern
-from rlenv.rewards.asking_again import Answered, HeldUp, Refused, Untold, in_turn
-from rlenv.rewards.asking_models import Pace, at_once, beside_others, failed, if_felled, in_time
+from rlenv.rewards.asking_again import Answered, HeldUp, InLine, Refused, Untold
+from rlenv.rewards.asking_models import Pace, at_once, failed, if_felled, in_time, line_of
 from rlenv.secrets import redact
 from rlenv.tools.base import Tool
 from rlenv.tools.model import endpoint_of
@@ -106,10 +106,10 @@ class _ModelSession:
         if isinstance(found, HeldUp):
             return None
         if isinstance(found, Refused):
-            within_s = deadline - time.monotonic()
             with suppress(RewardError):
-                tries = beside_others(await user.endpoint.client(context.shared()), context.shared())
-                text = await in_turn(known, very, most=_ROUNDS, within_s=within_s, tries=tries)
+                line = line_of(await user.endpoint.client(context.shared()), context.shared())
+                turns = InLine(known, very, line)
+                text = await turns.given(lambda: deadline - time.monotonic(), most=_ROUNDS)
                 return None if text is None else spoken(text)
         if not isinstance(found, Answered):
             raise EpisodeError(found.why, reason="user")

@@ -149,6 +149,25 @@ def test_a_harmless_question_that_is_late_may_wait_for_what_its_episode_asked_be
     assert len(asked) == (3 if is_open else 20)
 
 
+@pytest.mark.parametrize(("callers", "fails_s", "is_open"), [(1, 60.0, False), (9, 4.0, False), (9, 6.0, True)])
+def test_a_judge_that_has_answered_is_down_where_it_fails_for_long_and_for_several(
+    callers: int, fails_s: float, is_open: bool
+) -> None:
+    clock, asked = Clock(), list[int]()
+    one = health(clock)
+
+    async def main() -> None:
+        await one.ask(answering(asked=[]), caller="any", is_known=True)
+        clock.now += 100.0  # in which nobody asks
+        for at in range(41):
+            with suppress(EndpointError):
+                await one.ask(answering(503, asked=asked), caller=at % callers, is_known=True)
+            clock.now += fails_s / 40
+
+    asyncio.run(main())
+    assert (len(asked) < 41) == is_open
+
+
 @pytest.mark.parametrize(
     ("waited", "somebody_got_one", "is_open"), [(6, False, True), (1, False, False), (6, True, False)]
 )
@@ -185,11 +204,11 @@ def test_a_request_cut_off_counts_where_it_waited_and_nobody_was_answered(
 def test_all_who_share_a_scope_share_one_and_0_wants_none() -> None:
     scope = Scope()
     endpoint = Endpoint(name="writer", base_url="http://127.0.0.1:1/v1", model="m")
-    found = Health.of(endpoint, BreakerSpec(), scope, limit_s=None)
+    found = Health.of(endpoint, BreakerSpec(), scope)
     assert found is not None
-    assert Health.of(endpoint, BreakerSpec(), scope, limit_s=None) is found
-    assert Health.of(endpoint, BreakerSpec(), Scope(), limit_s=None) is not found
-    assert Health.of(endpoint, BreakerSpec(failures=0), scope, limit_s=None) is None
+    assert Health.of(endpoint, BreakerSpec(), scope) is found
+    assert Health.of(endpoint, BreakerSpec(), Scope()) is not found
+    assert Health.of(endpoint, BreakerSpec(failures=0), scope) is None
 
 
 def test_a_judge_is_given_up_after_replies_in_a_row_that_cannot_be_read_and_for_a_while() -> None:

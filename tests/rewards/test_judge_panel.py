@@ -21,8 +21,10 @@ from hypothesis import strategies as st
 import rlenv
 from rlenv.audit.judge import judge_of
 from rlenv.audit.judge_attacks import attack_judges
+from rlenv.concurrency.deadline import paused_for
+from rlenv.concurrency.scope import Scope
 from rlenv.errors import RewardError, SpecError, UsageError
-from rlenv.rewards.base import Measured
+from rlenv.rewards.base import Measured, RewardContext
 from rlenv.rewards.group import score_groups
 from rlenv.rewards.judge_panel import CHOICES, KEY, Combine, check_panel, combine, drawn, needed
 from rlenv.rewards.verdict import ReplySchema, UnreadableReply
@@ -32,7 +34,7 @@ from rlenv.trajectory import ModelUsage, TermResult, Trajectory
 from tests.support.judges import Server, chat, compiled, context, falling, judged, one
 
 WITH: dict[str, Any] = {"pairwise": {"with": "Because of {{ task.question }}"}, "prompt": "Which answer is kinder?"}
-OTHER = "Because of why?"
+OURS, OTHER = "It is 42.", "Because of why?"
 
 
 def shown(body: Mapping[str, Any]) -> list[str]:
@@ -116,15 +118,23 @@ def test_a_panel_compares_with_a_quorum_and_counts_who_looks_at_the_place() -> N
 
 
 def test_tokens_of_an_order_that_was_known_are_not_counted_again() -> None:
-    def answer(body: dict[str, Any]) -> web.Response | str:
-        fails = len(server.asked) <= 3 and shown(body)[0] == OTHER
-        return web.Response(status=404, text="no such model") if fails else better("tie")
+    is_down, asked = True, list[str]()
 
-    server = Server([answer])
-    failed, found = judged(server, context, context, **WITH)
+    def answer(body: dict[str, Any]) -> web.Response | str:
+        asked.append(shown(body)[0])
+        return web.Response(status=404, text="no such model") if is_down and asked[-1] != OURS else better("tie")
+
+    def up(scope: Scope) -> RewardContext:
+        nonlocal is_down
+        is_down = False
+        asked.clear()
+        return context(scope)
+
+    with paused_for(0.02):
+        failed, found = judged(Server([answer]), context, up, **WITH)
     assert isinstance(failed, RewardError)
     assert isinstance(found, Measured)
-    assert len(server.asked) == 4
+    assert asked == [OTHER]
     assert found.details["judges"][0]["prompt_tokens"] == 7
 
 

@@ -749,6 +749,42 @@ def test_a_bug_in_a_call_is_told_as_one_and_not_as_the_servers_failure() -> None
         asyncio.run(ask())
 
 
+def test_a_call_behind_which_a_server_knows_no_session_and_opens_none_may_have_done_it() -> None:
+    from mcp.shared.exceptions import MCPError
+
+    from rlenv.tools._mcp.http import LOST
+    from rlenv.tools._mcp.link import CallFailed, Link
+    from rlenv.tools._mcp.server import Connection, McpServer, ServerDown
+
+    opened = list[McpServer]()
+
+    class Client:
+        child, calls, is_open, lived_s = None, 0, True, 1.0
+
+        async def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
+            self.is_open = False
+            raise MCPError(LOST, "the server does not know this session")
+
+    @asynccontextmanager
+    async def connect(server: McpServer, *, on_end: Any, on_unknown: Any) -> AsyncIterator[Connection]:
+        opened.append(server)
+        if len(opened) > 1:
+            raise ServerDown("404")
+        client: Any = Client()
+        yield client
+
+    async def ask() -> None:
+        link = Link(McpServer(name="lab", url="http://lab"), connect=connect, is_trial=True)
+        try:
+            await link.call("echo", {}, deadline=time.monotonic() + 60)
+        finally:
+            await link.aclose()
+
+    with pytest.raises(CallFailed, match="404") as failed:
+        asyncio.run(ask())
+    assert failed.value.reason == "server_error"
+
+
 @pytest.mark.parametrize(
     ("head", "code"),
     [

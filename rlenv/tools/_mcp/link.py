@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
+from math import inf
 from typing import Any
 
 from mcp.shared.exceptions import MCPError
@@ -151,7 +152,10 @@ class Link:
             try:
                 return await self._call(name, arguments, deadline, late)
             except _NotRun:
-                return await self._call(name, arguments, deadline, late)
+                try:
+                    return await self._call(name, arguments, deadline, late)
+                except ServerDown as error:  # right behind this very call, which may have done it
+                    raise CallFailed(str(error)) from error
         except _NotRun as error:  # a session that was opened for it
             raise CallFailed(str(error)) from error
         finally:
@@ -270,6 +274,8 @@ class Link:
     def _retire(self, connection: Connection) -> None:
         """The next call opens another session; those that are on this one end on it, and it with them."""
         connection.is_retired = True
+        if connection.lived_s == inf:
+            self._pace.has_ended(inf)
         host, self._host = self._host, None
         if host is not None:
             self._in_background(self._left_to_end(host, connection))
