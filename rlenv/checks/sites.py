@@ -254,7 +254,7 @@ def _check_rows(
         if is_gold and not _needs_episode(template) and _is_empty(value, rewards[str(site.path[1])]):
             shown = "an empty list" if value is not None else "null"
             message = f"row {index + 1} of split '{split.name}' gives {shown}; expected a gold value"
-            yield document.fault(site.path, message, "drop such rows, or fill the column")
+            yield document.fault(site.path, message, "drop such rows, fill the column, or add a gate")
             break
     yield from _check_shadowed(subject, site, template, split)
 

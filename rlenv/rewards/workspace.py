@@ -129,10 +129,10 @@ def _of_run(line: str, format: str) -> _Named:
         yield count, None if said.lastindex else not line.startswith("Ran ")
 
 
-_SUMS: Final = {
+_SUMS: Final = {  # as jest are read vitest, mocha, ava, node and karma
     "pytest": r"(?:=+ )?(?:\d+ [a-z-]+(?: [a-z]+)?,? )+in [\d.]+ ?s| +\d+ (?:passed|xfailed)\s*$",  # of pytest-sugar
     "unittest": r"Ran \d+ tests? in |(?:OK|FAILED)(?: \(|\s*$)",
-    "jest": r"Tests:? +\d|\d+ (?:passing|tests? passed)\b|[ℹ#] pass \d|Executed \d+ of ",  # of others, too
+    "jest": r"Tests:? +\d|\d+ (?:passing|tests? passed)\b|[ℹ#] pass \d|Executed \d+ of ",
     "cargo": r"test result: |(Running .*/deps/|Doc-tests )",  # what runs the tests' programs says it also where
     "go": r"(?!=== ).*(?:PASS|FAIL)$|((?:ok  |FAIL)\t)",  # one just ended
 }
@@ -240,7 +240,7 @@ def _jest(text: str) -> _Named:
                 named += [(str(one.get(key)), one.get("status") == "passed") for key in ("title", "fullName")]
         begin = _next_report(text, at)
     if not is_report:
-        pattern = r"(?P<status>[✓✔√✕✗×]|○(?: skipped)?|✎(?: todo)?) (?P<name>.*?)(?: \([\d.]+ m?s\))?$"
+        pattern = r"(?P<status>[✓✔√✕✗×]|\d+\)|○(?: skipped)?|✎(?: todo)?) (?P<name>.*?)(?: \([\d.]+ m?s\))?$"
         yield from _by_line("jest", pattern, "✓ ✔ √", "✕ ")(text)
     yield from [*named, (inf, True)] if is_report else ()
 

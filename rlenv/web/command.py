@@ -31,7 +31,7 @@ from rlenv.cli.console import Console, WithPrices
 from rlenv.cli.options import argument, option
 from rlenv.cli.terminal import write, write_error
 from rlenv.errors import MissingExtra, UsageError
-from rlenv.messages import ToolCall
+from rlenv.messages import Image, ToolCall
 from rlenv.runs.figures.query import order_places, parse
 from rlenv.runs.figures.snapshot import Episodes, Snapshot
 from rlenv.runs.folder import is_run, read_info
@@ -335,7 +335,8 @@ def _open_episodes(name: str) -> Episodes:
 
 def _render(name: str, trajectory: Trajectory, expected: Mapping[str, str], *, most: int | None) -> RenderableType:
     told = trajectory.messages
-    parts: list[RenderableType] = [_render_box(one.content, title=one.role, style="dim", most=most) for one in told]
+    box = partial(_render_box, style="dim", most=most)
+    parts: list[RenderableType] = [box(one.content, title=one.role, images=one.images) for one in told]
     for turn in trajectory.turns:
         parts += _render_turn(turn, most=most)
     parts.append(_render_end(trajectory, expected))
@@ -353,13 +354,15 @@ def _render_turn(turn: Turn, *, most: int | None) -> Iterator[RenderableType]:
         arguments = json.dumps(call.arguments, ensure_ascii=False) if isinstance(call, ToolCall) else ""
         head = f"{result.name} · {result.outcome} · {result.seconds * 1000:.1f} ms · {arguments}"
         style = "green" if result.outcome == "ok" else "red"
-        yield _render_box(result.text, title=cut_end(head, 120), style=style, most=most)
+        yield _render_box(result.text, title=cut_end(head, 120), style=style, most=most, images=result.images)
     if turn.observation is not None and not turn.results:
         text = "\n".join(message.content for message in turn.observation.messages)
-        yield _render_box(text, title="observation", style="yellow", most=most)
+        shown = [image for message in turn.observation.messages for image in message.images]
+        yield _render_box(text, title="observation", style="yellow", most=most, images=shown)
 
 
-def _render_box(text: str, *, title: str, style: str, most: int | None) -> Panel:
+def _render_box(text: str, *, title: str, style: str, most: int | None, images: Sequence[Image] = ()) -> Panel:
+    title += f" · images: {len(images)}, which the browser shows" if images else ""
     shown = Text(text if most is None else cut_end(text, most))
     return Panel(shown, title=escape(title), title_align="left", border_style=style)
 

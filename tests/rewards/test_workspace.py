@@ -638,6 +638,7 @@ def test_a_line_that_begins_many_tests_is_read_once() -> None:
         ("unittest", "test_b (a) ... ok\n- test_b (a) ... skipped 'no'\n"),
         ("unittest", "test_b (a) ... ok\na (unittest.loader.ModuleSkipped.a) ... skipped 'no'\n"),
         ("jest", "✓ a.py::test_b\n○ skipped a.py::test_b\n"),
+        ("jest", "✓ a.py::test_b\n    1) a.py::test_b\n  3 passing (5ms)\n"),  # of mocha
         ("go", "--- PASS: a.py::test_b (0.00s)\nok  \ta\t0.002s\n"),
         ("go", '{"Action":"pass","Package":"a","Test":"a.py::test_b"}\n{"Action":"pass","Package":"a"}\n'),
         ("cargo", "test a.py::test_b ... ok\n     Running tests/u.rs (target/debug/deps/u-4fe54b1058653523)\n"),

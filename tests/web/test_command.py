@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rlenv.cli.main import main
-from rlenv.messages import Message
+from rlenv.messages import Image, Message
 from rlenv.runs import files
 from rlenv.runs.recorded import episodes_with_ids
 from rlenv.runs.schema import Facts
@@ -71,6 +71,19 @@ def test_every_message_of_a_prompt_is_shown(run: Path, capsys: pytest.CaptureFix
     out = run.parent / "report.html"
     assert main(["runs", "report", str(run.parent / "shots"), "-o", str(out)]) == 0
     assert all(f"example {number}" in out.read_text() for number in range(3))
+
+
+def test_images_are_counted_in_the_terminal(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    image = Image.of(b"\x89PNG\r\n")
+    one = played()
+    results = tuple(replace(result, images=(image, image)) for result in one.turns[0].results)
+    turns = (replace(one.turns[0], results=results), *one.turns[1:])
+    asked = Message("user", "What is this?", images=(image,))
+    kept(run.parent / "seen", [replace(one, messages=(*one.messages, asked), turns=turns)])
+    assert main(["view", str(run.parent / "seen"), "--text"]) == 0
+    said = capsys.readouterr().out
+    assert "user · images: 1, which the browser shows" in said
+    assert ("images: 2" in said) == bool(results)
 
 
 @pytest.mark.slow
