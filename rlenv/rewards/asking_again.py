@@ -130,8 +130,8 @@ class _Turns(Generic[_T]):
     at_once: int = 1
     fewest: int = 1
     queue: int = _QUEUE
-    keeps_turn: bool = False
-    """Whether it waits in its turn until what is asked is back, and others behind it."""
+    keeps_turn: int = 0
+    """1 if it waits in its turn until what is asked is back, others behind it; 2 if it fells that, and looks long."""
     looks: int = field(init=False)
     """`each`, or drawn about it once one failed: a server with 20 places a second would bar one alone each time. Beside
     others always: what fails all that a server has would set one beat for them, and never meet the known question."""
@@ -221,7 +221,7 @@ class _Turns(Generic[_T]):
             self.longest_s = max(self.longest_s, tried_s)
             is_few = self.rounds > 2 * _FEW and self.known_s < _LONGER * self.longest_s
             is_drawn = self.each > 1 or is_few or random.random() < 1 / _LONGER
-            is_long = self.keeps_turn or (is_drawn and not self.tries.holds)
+            is_long = self.keeps_turn > 1 or (is_drawn and not self.tries.holds)
             self.looks_s = is_long * random.uniform(1, 2 * _LONGER - 1) * self.longest_s
             return tried
         return None
@@ -354,7 +354,7 @@ async def in_turn(
     at_once: int = 1,
     fewest: int = 1,
     queue: int = _QUEUE,
-    keeps_turn: bool = False,
+    keeps_turn: int = 0,
 ) -> _T | None:
     """The answer to `very`, which was refused once, asked in turn with `known`.
 
@@ -404,7 +404,7 @@ class InLine(Generic[_T]):
         feller, own = self.fells, self.line if self.fells else Known(self.line.alone, holds=False)
         self.tries = own if tries is None else tries()
         self.line.fellers += feller
-        turns = {"is_dear": self.may_fell, "keeps_turn": feller, **keys}
+        turns = {"is_dear": self.may_fell, **keys} | ({"keeps_turn": 2} if feller else {})
         try:
             return await in_turn(self._ask_known, self._ask_again, within_s=left_s(), tries=self.tries, **turns)
         except RewardError:

@@ -314,7 +314,7 @@ class _Asking:
         # Of a call that was not kept, that the tool is well has to do.
         keys: dict[str, Any] = {"most": ROUNDS if self.arguments is not None else 1, "took_s": _own_s(failed)}
         if failed.reason in _DEATHS:  # in turn with those who keep theirs until it is back, and would find it away
-            keys["keeps_turn"] = True
+            keys["keeps_turn"] = 1
         try:
             found = await turns.given(lambda: limit.left_s, tries, **keys)
             if found is None or not (found.reason == _REFUSED or is_lost(found)):
