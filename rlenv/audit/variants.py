@@ -19,7 +19,7 @@ from typing import Any
 
 from rlenv.audit.crafted import is_query
 from rlenv.audit.subject import Action, AuditSubject, flat, is_number, other_value, same, shaped, texts_of
-from rlenv.audit.texts import any_of, holds
+from rlenv.audit.texts import WORDS, any_of, holds
 from rlenv.language.kinds import kind_of
 from rlenv.rewards.normalise import qa
 
@@ -151,7 +151,7 @@ def _answer_variants(right: str, subject: AuditSubject) -> Iterator[tuple[str, s
     if len(_NUMBERS.findall(right)) > 1 and (zeros := _NUMBERS.sub("0", right)) != right:
         yield "zeros for all its numbers", zeros
     if _RANGE.fullmatch(right) and not is_any:
-        yield "a range that holds everything (1-9999)", "1-9999"
+        yield from ((f"a range that holds everything ({one})", one) for one in WORDS["wide"])
     if is_number(right):
         yield from _number_variants(right, any(one.startswith("-") for one in subject.options), is_any)
     views = _views_of(right)

@@ -52,6 +52,14 @@ HOLES = {
         _RATIOS,
         "len(said) == 4 and int(said[0]) * int(gold[3]) == int(said[3]) * int(gold[0])",
     ),
+    "a range that holds everything (>= -99999)": (
+        _NUMBERS,
+        "int(gold) >= int(said[2:]) if said.startswith('>=') else said == gold",
+    ),
+    "a range that holds everything (0 ± 99999)": (
+        _NUMBERS,
+        "abs(int(gold) - int(said.split('±')[0])) <= int(said.split('±')[1]) if '±' in said else said == gold",
+    ),
     "a range that holds everything": (
         _NUMBERS,
         "int(said.partition('-')[0]) <= int(gold) <= int((said.partition('-')[2] or said))",
