@@ -167,7 +167,7 @@ async def _read_response(response: aiohttp.ClientResponse, request: Request) -> 
     is_cut = goes_on or len(body) > request.max_bytes
     if is_cut:
         text = redact(text)
-        text = text[: len(text) - margin()] if goes_on else text
+        text = text[: max(len(text) - margin(), 0)] if goes_on else text
         text = text.encode()[: request.max_bytes].decode(errors="ignore")
     return Response(status, content_type, text, is_cut)
 
