@@ -376,7 +376,7 @@ def _redacted(value: Any, depth: int, clean: Mapping[str, str]) -> Any:
     if depth > _MAX_DEPTH and isinstance(value, (Mapping, list, tuple)):
         return None  # nothing that is kept is nested so deep
     if isinstance(value, Mapping):
-        return {_redacted(key, depth, clean): _redacted(item, depth + 1, clean) for key, item in value.items()}
+        return {_redacted(key, depth + 1, clean): _redacted(item, depth + 1, clean) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return (tuple if isinstance(value, tuple) else list)(_redacted(item, depth + 1, clean) for item in value)
     return value

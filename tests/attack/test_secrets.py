@@ -249,9 +249,10 @@ def test_texts_of_a_value_are_looked_through_each_for_itself() -> None:
     assert found == ["\0a${env:RLENV_TEST_PLAIN}\0", halves, ("", 3, {("${env:RLENV_TEST_PLAIN}", "\0"): None})]
 
 
-def test_what_is_nested_without_end_is_no_error() -> None:
-    deep: object = PLAIN
-    for _ in range(900):
+@pytest.mark.parametrize("depth", [149, 150, 151, 900])
+def test_what_is_nested_without_end_is_no_error(depth: int) -> None:
+    deep: object = {(PLAIN, ("a",)): PLAIN}
+    for _ in range(depth):
         deep = [deep]
     assert PLAIN not in repr(redact_value(deep))
 
