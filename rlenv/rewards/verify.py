@@ -82,7 +82,7 @@ class _Verify:
     is_own: bool
     """Whether the comparator is a function of the author's, which may not be made for threads."""
     told_apart: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    """The arguments of at most two sure golds, by what they gave."""
+    """The arguments of at most two sure golds, by what they gave: of a yes or no, half are as the tool's example."""
 
     async def measure(self, context: RewardContext) -> Measured:
         if context.answer is None and self.reads_answer:
@@ -171,21 +171,22 @@ class _Verify:
         return comparators.Side(result.text, result.value, arguments)
 
     async def _is_sure(self, gold: comparators.Side, context: RewardContext) -> bool:
-        """True if the server gives it twice, and something else to another gold, or to the example, in between. A page
+        """True if the server gives it twice, and something else to the example, or to another gold, in between. A page
         that a proxy shows for a while in place of every answer would make numbers wrong for as long as it is kept."""
         known, lane, tool = self.tool.example, here(), self.tool
-        if known is not None:  # of a tool that says yes or no, half of the golds are as its example
-            known = next((one for text, one in self.told_apart.items() if text != gold.text), known)
         if lane is not None and lane.tape.is_offline:
             return True
+        differs = known in (None, gold.arguments)
+        others = [known or {}, *(one for text, one in self.told_apart.items() if text != gold.text)]
         token = asked_again.set("refused")  # no cache has the answer
         try:
             with entered("beside"):  # a replay does not ask these
-                other = None if known in (None, gold.arguments) else await context.call(tool.name, known)
+                while others and not differs:
+                    other = await context.call(tool.name, others.pop(0))
+                    differs = other.outcome == "ok" and other.text != gold.text
                 again = await context.call(tool.name, gold.arguments)
         finally:
             asked_again.reset(token)
-        differs = other is None or (other.outcome == "ok" and other.text != gold.text)
         is_sure = differs and (again.outcome, again.text) == ("ok", gold.text)
         if is_sure and len(self.told_apart) < 2 and not self.is_left:
             self.told_apart.setdefault(gold.text, gold.arguments)

@@ -305,6 +305,12 @@ def test_a_gold_that_is_as_the_example_is_kept_once_another_differs() -> None:
         calls.asked.clear()
         assert run(term, calls, gold=gold).value == (gold != "b")
         assert calls.asked.count(gold) == times, (gold, calls.asked)
+    # Another task's gold may be nothing that the server of this one knows.
+    calls = Calls({"known": "yes", "mine": "d", "b": ToolResult("query", "unknown", outcome="failed"), "d": "d"})
+    for times in (2, 0):
+        calls.asked.clear()
+        assert run(term, calls, gold="d").value == 1
+        assert calls.asked.count("d") == times
 
 
 @pytest.mark.parametrize("at", [0, 3], ids=["the one that makes it", "one that waits"])
