@@ -47,8 +47,6 @@ _LEAST_ANYWHERE: Final = 8
 class _Secret:
     """A value that was given out, or a piece of a long one: how it is shown, and a pattern for all its spellings."""
 
-    __slots__ = ("_pattern", "_shown", "plain", "source")
-
     def __init__(self, name: str, value: str) -> None:
         self.plain, self.source = _bytes(value), _spellings(value)
         self._shown = f"${{env:{name}}}".encode()
