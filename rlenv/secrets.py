@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from html.entities import codepoint2name
 from itertools import islice
 from string import punctuation, whitespace
@@ -50,7 +50,10 @@ class _Secret:
     def __init__(self, name: str, value: str) -> None:
         self.plain, self.source = _bytes(value), _spellings(value)
         self._shown = f"${{env:{name}}}".encode()
-        self._pattern = _compiled(self.source)
+
+    @cached_property
+    def _pattern(self) -> Any:
+        return _compiled(self.source)
 
     def taken_from(self, data: bytes) -> bytes:
         # A word is all that is not within a word: the pattern's group, where it has one.
@@ -72,19 +75,26 @@ class _Known:
         self.lock = threading.Lock()
         self.names: dict[str, str] = {}
         self.secrets: tuple[_Secret, ...] = ()
-        self.patterns: tuple[Any, ...] = ()
-        """For the spellings of several values each: a look for them all takes no longer than for one."""
+        self._patterns: tuple[Any, ...] | None = ()
         self._sources: list[str] = []
         self.longest = 0
-        """No value is written in more characters than these."""
+        """No value is usually written in more characters than these."""
+
+    @property
+    def patterns(self) -> tuple[Any, ...]:
+        """For the spellings of several values each: a look for them all takes no longer than for one."""
+        if self._patterns is None:
+            with self.lock:
+                self._patterns = tuple(map(_compiled, self._sources))
+        return self._patterns
 
     def add(self, name: str, value: str) -> None:
         if self.names.get(value) is not None:
             return
-        with self.lock:
-            self.names[value] = name
+        with self.lock:  # who finds the name finds the value too
             bare = value.strip()
-            if len(bare) < _LEAST_CHARS or (bare.isdecimal() and len(bare) < _LEAST_ANYWHERE):
+            if value in self.names or len(bare) < _LEAST_CHARS or (bare.isdecimal() and len(bare) < _LEAST_ANYWHERE):
+                self.names.setdefault(value, name)
                 return
             _watch_records()
             self.longest = max(self.longest, _MOST_CHARS_FOR_ONE * (len(value) + 4 * value.count("\n")))
@@ -94,7 +104,8 @@ class _Known:
             for source in [one.source for one in found]:
                 is_short = bool(self._sources) and len(self._sources[-1]) + len(source) < _MOST_TOGETHER
                 self._sources.append(f"{self._sources.pop()}|{source}" if is_short else source)
-            self.patterns = tuple(map(_compiled, self._sources))  # the engine keeps those that it has
+            self._patterns = None
+            self.names[value] = name
 
 
 _known = _Known()
@@ -302,8 +313,10 @@ def redact(text: str) -> str:
     taken for no secret. A value that is turned around, spelled in other words or split over two texts is not found, so
     redact before cutting: `redact_within` does both.
     """
-    data = _bytes(text) if _known.patterns else b""
-    if not any(pattern.search(data) for pattern in _known.patterns):
+    if not (patterns := _known.patterns):
+        return text
+    data = _bytes(text)
+    if not any(pattern.search(data) for pattern in patterns):
         return text
     for secret in _known.secrets:
         data = secret.taken_from(data)

@@ -75,9 +75,7 @@ class Effort:
             units += len(value) * each // min(rate, 4)
         self.spend(name, units)
         if name in _BY_PART and isinstance(value, _WALKED):
-            self.compare(value, is_sorted=True)
-            numbers: list[Any] = [one for one in value if name == "unique" and isinstance(one, (int, Decimal))]
-            self.spend(name, sum([abs(one) >= 2**60 for one in numbers]) ** 2 // 64)  # these may have one hash
+            self.compare(value, is_sorted=True, is_hashed=name == "unique")
         self.spend(name, _written(name, value, given))
 
     def call(self, function: Any, given: Sequence[Any]) -> None:
@@ -87,8 +85,8 @@ class Effort:
         self.spend(name, (9 if isinstance(function, jinja2.runtime.Macro) else 4) + _digits(owner, given))
         self.test(None, given)
         self.spend(name, self._whole(given[0]) if name == "join" and given else 0)
-        if isinstance(owner, (list, tuple)):
-            self.compare(owner)
+        if isinstance(owner, (list, tuple)) or name == "dict":
+            self.compare(owner or given, is_hashed=name == "dict")
         elif isinstance(owner, (str, bytes)):
             self.spend(name, len(owner) // (256 if name in _AT_ONCE else 1 if name == "format" else 16))
             self.spend(name, _written(name, owner, given))
@@ -97,10 +95,12 @@ class Effort:
         """The units of writing all of a value: one for each list in it, and for so many characters."""
         return size(value, rate * self.left, each=rate) // rate
 
-    def compare(self, value: Any, given: Sequence[Any] = (), *, is_sorted: bool = False) -> None:
+    def compare(
+        self, value: Any, given: Sequence[Any] = (), *, is_sorted: bool = False, is_hashed: bool = False
+    ) -> None:
         """A comparison, which may look at all that its operands hold; a mapping is paid for where it is the first."""
         each, chars = (64, 16) if is_sorted else (8, 256)  # of sorting, lists in lists are compared many times
-        rest = [value, *(one for one in given if not isinstance(one, Mapping))]
+        rest, large = [value, *(one for one in given if not isinstance(one, Mapping))], 0
         while rest:
             held = rest.pop()
             if isinstance(held, _WALKED):
@@ -109,7 +109,9 @@ class Effort:
                 self.spend("a comparison", len(held) // each + texts // chars)
                 rest += [one for one in parts if not isinstance(one, _PLAIN) and isinstance(one, _WALKED)]
                 each = 4 if is_sorted else 8
+                large += sum(map(_may_collide, parts)) if is_hashed else 0
             self.spend("a comparison", 1 + (len(held) // 256 if isinstance(held, (str, bytes)) else 0))
+        self.spend("a comparison", large**2 // 64)
 
     def test(self, value: Any, given: Sequence[Any] = ()) -> None:
         """An operator that goes over its operands once, such as `+`."""
@@ -137,6 +139,13 @@ class Effort:
         for value in values:
             self.spend("a loop", each)
             yield value
+
+
+def _may_collide(value: Any) -> bool:
+    """True for a number so large that many others may have its hash."""
+    if isinstance(value, Decimal):
+        return len(value.as_tuple().digits) > 17
+    return isinstance(value, int) and value >> 60 not in (0, -1)
 
 
 def _digits(value: Any, given: Sequence[Any] = ()) -> int:
@@ -277,14 +286,15 @@ def _paid(node: Any, name: str = "(look)", *given: nodes.Expr) -> Any:
     return nodes.Filter(node, name, list(given), [], None, None, lineno=node.lineno, environment=node.environment)
 
 
-def _paying(function: Any, pay: Callable[..., None]) -> Callable[..., Any]:
-    """A filter or a test of Jinja that pays first."""
+def _paying(function: Any, pay: Callable[..., None], *, is_whole: bool = False) -> Callable[..., Any]:
+    """A filter or a test of Jinja that pays first; one that `is_whole` for all that the filter before it gives."""
     wanted = getattr(getattr(function, "jinja_pass_arg", None), "name", "")  # what Jinja hands it first
     part = {"eval_context": "eval_ctx", "environment": "environment"}.get(wanted, "")
 
     @jinja2.pass_context
     def paying(context: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
         work = _work(context)
+        value = list(work.loop(value, 1)) if is_whole and isinstance(value, Generator) else value
         pay(work, value, (*args, *kwargs.values()))
         value = work.loop(value, 1) if isinstance(value, Generator) else value  # of the filter before
         first = (getattr(context, part) if part else context,) if wanted else ()
@@ -310,7 +320,10 @@ unbounded.filters = {name: one for name, one in unbounded.filters.items() if nam
 del unbounded.globals["lipsum"]
 _bounded = _Bounded(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
 _bounded.globals = unbounded.globals
-_bounded.filters = {name: _paying(one, partial(Effort.filter, name=name)) for name, one in unbounded.filters.items()}
+_bounded.filters = {
+    name: _paying(one, partial(Effort.filter, name=name), is_whole=name in _BY_PART)
+    for name, one in unbounded.filters.items()
+}
 _bounded.tests = {
     name: _paying(one, Effort.compare if name == "in" or one.__module__ == "_operator" else Effort.test)
     for name, one in unbounded.tests.items()

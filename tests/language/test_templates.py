@@ -291,10 +291,14 @@ def test_a_mapping_is_asked_once_by_in() -> None:
 
 @pytest.mark.parametrize("kind", [int, Decimal])
 def test_large_numbers_of_one_hash_are_paid_for_by_their_pairs(kind: Any) -> None:
-    template = compile_template("{{ answer | unique | list | length }}")
-    assert template.value(answer=[kind(one) for one in range(9_000)]) == 9_000
-    with pytest.raises(TemplateError, match="unique: longer than"):
-        template.value(answer=[kind(one * sys.hash_info.modulus) for one in range(9_000)])
+    small, large = ([{"n": kind(one * by)} for one in range(9_000)] for by in (1, sys.hash_info.modulus))
+    for source in ("map(attribute='n') | unique", "unique(attribute='n')", "map(attribute='n') | list | unique"):
+        template = compile_template(f"{{{{ answer | {source} | list | length }}}}")
+        assert template.value(answer=small) == 9_000
+        with pytest.raises(TemplateError, match="longer than"):
+            template.value(answer=large)
+    with pytest.raises(TemplateError, match="longer than"):
+        compile_template("{{ dict(answer) | length }}").value(answer=[(one["n"], 1) for one in large])
 
 
 def test_files_that_a_policy_left_are_paid_for_as_they_are_read(tmp_path: Path) -> None:
