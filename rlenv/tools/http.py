@@ -164,10 +164,12 @@ def _build_output(answer: Response, select: Callable[[Any], Any] | None, max_byt
 
 
 def _select_output(answer: Response, select: Callable[[Any], Any], max_bytes: int) -> ToolOutput:
-    value = _json_of(answer, max_bytes)
+    value = whole = _json_of(answer, max_bytes)
     # Not its own errors alone: it compares texts with numbers, say, where an answer has both.
     with told_as(ToolFailed, _OTHER_FORM, Exception, reason="server_error"):
         value = select(value)
+        if value is None and isinstance(whole, Mapping) and whole.get("error"):  # with 200, as gateways do
+            raise ValueError
     return ToolOutput("(nothing found)") if value is None else ToolOutput(_to_text(value), value)
 
 

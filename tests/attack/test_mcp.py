@@ -294,7 +294,7 @@ TOLD: dict[str, Any] = {  # `own` and `other` are the ids of the call and of the
 
 
 @pytest.mark.parametrize("status", [200, 400])
-@pytest.mark.parametrize("how", ["redirect", "compressed", *TOLD])
+@pytest.mark.parametrize("how", ["redirect", "compressed", "no content, and more", *TOLD])
 def test_what_a_server_answers_one_call_over_http_is_no_other_calls(how: str, status: int) -> None:
     """Nor does it end their session, or count as the server's being away; and another place of its own is asked."""
     starts, waiting = list[str](), list[int]()
@@ -321,11 +321,17 @@ def test_what_a_server_answers_one_call_over_http_is_no_other_calls(how: str, st
                 is_there.set()
                 await may_end.wait()
                 said = {"content": [{"type": "text", "text": "its own"}]}
+            elif asked["method"] == "tools/call" and given["arguments"]["how"] == "well":
+                said = {"content": [{"type": "text", "text": "well"}]}
             elif asked["method"] == "tools/call":
                 if how == "redirect":
                     return web.Response(status=307, headers={"Location": "/mcp/"})
                 if how == "compressed":
                     return web.Response(status=status, headers={"Content-Encoding": "gzip"}, body=b"\x1f\x8b")
+                if how not in TOLD:
+                    assert request.transport is not None
+                    request.transport.write(b"HTTP/1.1 204 No Content\r\nContent-Length: 4\r\n\r\nnull")
+                    return web.Response(status=500)
                 identity = {"own": own, "other": waiting[0]}.get(TOLD[how]["id"])
                 return web.json_response({"jsonrpc": "2.0", **TOLD[how], "id": identity}, status=status)
             return web.json_response({"jsonrpc": "2.0", "id": own, "result": said})
@@ -338,6 +344,7 @@ def test_what_a_server_answers_one_call_over_http_is_no_other_calls(how: str, st
                 other = asyncio.create_task(call(tool, {"how": "waits"}, within=make()))
                 await is_there.wait()
                 found = await call(tool, {"how": how}, within=make())
+                assert (await call(tool, {"how": "well"}, within=make())).text == "well"
                 may_end.set()
                 return found, await other
 

@@ -260,6 +260,8 @@ def test_a_selection_is_shown_as_text_or_json() -> None:
     found = ask(answer, response="items[].n")
     assert (found.text, found.value) == ("[1,2]", [1, 2])
     assert ask(answer, response="items[5]").text == "(nothing found)"
+    failed = ask(says('{"error": {"code": 503}}', content_type="application/json"), response="items[5]")
+    assert (failed.reason, failed.whose) == ("server_error", "unclear")
     assert ask(answer).value["items"][1]["n"] == 2
 
 

@@ -69,6 +69,9 @@ class _Careful(httpx2.AsyncBaseTransport):
                 await response.aclose()
                 self._on_lost()
                 return _error(request, LOST, "the server does not know this session", status=404)
+            if response.status_code in (204, 304):  # left unread, so that what stands behind it opens no next answer
+                await response.aclose()
+                return _error(request, INTERNAL_ERROR, "the server sent no answer", status=502)
             if response.headers.get("content-encoding", "identity").lower() != "identity":
                 await response.aclose()
                 return _error(request, INTERNAL_ERROR, "the server sent a compressed answer", status=502)
