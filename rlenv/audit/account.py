@@ -28,13 +28,7 @@ _AS_MUCH = 0.9
 _PLAYED = ("nothing", "wrong_answer", "empty", "empty_form", "idle_calls", "never_ends", "very_long")
 
 
-@dataclass(frozen=True, slots=True)
-class _Gain:
-    """The gain of a way over the oracle's answers of the same group by a term, on average over tasks."""
-
-    value: float
-    adversary: Adversary
-    shown: Trajectory
+_Gain = tuple[float, Adversary, Trajectory]
 
 
 def judge_groups(environment: Environment, thresholds: Thresholds, chapter: Chapter) -> list[Hole]:
@@ -52,16 +46,16 @@ def judge_groups(environment: Environment, thresholds: Thresholds, chapter: Chap
                 gains = [_weighted_value(one, name) - _weighted_value(other, name) for one, other in scored]
                 gain = mean_of(gains) or 0.0
                 known = gains_by_term[name].get(adversary.name)
-                if gain > thresholds.adversary * oracle and (known is None or gain > known.value):
+                if gain > thresholds.adversary * oracle and (known is None or gain > known[0]):
                     shown = scored[gains.index(max(gains))][0]
-                    gains_by_term[name][adversary.name] = _Gain(gain, adversary, shown)
+                    gains_by_term[name][adversary.name] = gain, adversary, shown
     return [_group_finding(name, _largest_gain(gains), chapter) for name, gains in gains_by_term.items() if gains]
 
 
 def _largest_gain(gains: Mapping[str, _Gain]) -> _Gain:
     """The largest gain; of near ones (a rank tells no more) that of length, unless an empty answer gains it too."""
-    most = max(gain.value for gain in gains.values())
-    as_much = {name: gain for name, gain in gains.items() if gain.value >= _AS_MUCH * most}
+    most = max(value for value, _, _ in gains.values())
+    as_much = {name: gain for name, gain in gains.items() if gain[0] >= _AS_MUCH * most}
     is_length = "very_long" in as_much and "empty" not in as_much
     return as_much["very_long"] if is_length else next(iter(as_much.values()))
 
@@ -83,18 +77,19 @@ def _weighted_value(ended: Trajectory, name: str) -> float:
 
 
 def _group_finding(name: str, gain: _Gain, chapter: Chapter) -> Hole:
-    paid = f"'{name}' pays a policy that {gain.adversary.does} {gain.value:.2f} more than them"
+    value, adversary, shown = gain
+    paid = f"'{name}' pays a policy that {adversary.does} {value:.2f} more than them"
     message = f"in a group with answers of the oracle {paid}"
-    hint = f"gate the group's term by the right answer (gate: NAME >= 1); {gain.adversary.hint}"
-    gold = chapter.golds[gain.shown.split, gain.shown.task_index]
-    return hole_of(gain.adversary.hole, message, name, hint, episode_of(gain.shown, gold))
+    hint = f"gate the group's term by the right answer (gate: NAME >= 1); {adversary.hint}"
+    gold = chapter.golds[shown.split, shown.task_index]
+    return hole_of(adversary.hole, message, name, hint, episode_of(shown, gold))
 
 
 _RISES = 0.05
 _LISTED = 20
 _PAID_TO_ALL = ("empty_answer", "form_only", "paid_for_ending", "partial_tasks", "state_at_start")
 _TOLD = ("leak", "user_tells", "tests_in_prompt")
-_ONE_BY_ONE = ("beyond", "left_out", "same_call", "told", "unused_tool")
+_ONE_BY_ONE = ("beyond", "left_out", "listed_to_the_deaf", "same_call", "told", "unused_tool")
 _PLACE = re.compile(r"\{0[^}]*\}(?:\(\{0[^)]*\))?")
 _OWN_CAUSES = ("escapes_by_invalid", "penalty_avoided", "unsteady_reward")
 _ORACLE_FAILED = ("oracle", "policy")

@@ -22,7 +22,7 @@ from rlenv.audit.play import ScriptPlayer
 from rlenv.audit.probes import filler
 from rlenv.audit.report import Hole, hole_of
 from rlenv.audit.subject import Action, AuditSubject, far_numbers, flat, instructions, is_number, same, shaped, texts_of
-from rlenv.audit.texts import holds, like, nonce, shrug
+from rlenv.audit.texts import MACHINE, holds, like, nonce, shrug
 from rlenv.audit.verdicts import Suspect
 from rlenv.messages import Message, ToolCall
 
@@ -32,6 +32,7 @@ _STEP = 777_777
 _STEPS = 40
 _FEW_WORDS = 3
 _ANY_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_LONE_NUMBER = re.compile(r"(?<![\w.,-])-?\d[\d,]*(?:\.\d+)?(?![\w,]|\.\w)")
 _PATIENT_S = 60
 _LOOKED_AT = 3
 _LONG_LINE = 8
@@ -39,7 +40,8 @@ _LONG_LINE = 8
 
 def side_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
     """A number far below the right one, one below with its sign, and one far above; none where it is no number."""
-    text = subject.right.strip().replace(",", "")
+    shown, form = _number_in(subject)
+    text = shown.replace(",", "")
     try:
         value = float(text)
     except ValueError:
@@ -53,8 +55,20 @@ def side_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
         if text not in below and text not in above:
             near = str(round(value / 100)) if value > 2 else ""
             texts = (below, near if text not in near else "", above)
-            return [[subject.form(one)] if one else [] for one in texts]
+            return [[form(one)] if one else [] for one in texts]
     return []
+
+
+def _number_in(subject: AuditSubject) -> tuple[str, Callable[[str], Action]]:
+    """The number that the right answer is, or the one among its words, and the answer with another one."""
+    right = subject.right.strip()
+    found = _LONE_NUMBER.findall(right)
+    is_alone = (
+        len(found) == 1 and found != _LONE_NUMBER.findall(subject.wrong()[0]) and not set(right) & {*'\n,;{["<>='}
+    )
+    if is_number(right) or not is_alone:
+        return right, subject.form
+    return found[0], lambda said: subject.form(right.replace(found[0], said))
 
 
 def vanishing_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
@@ -66,13 +80,13 @@ def vanishing_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
 
 def near_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
     """Numbers that are far from the right one and are still right where a tolerance is too wide."""
-    right = subject.right.strip()
+    right, form = _number_in(subject)
     if not is_number(right):
         return []
     allowed = {flat(value) for value in texts_of(subject.task)}
     asked = [one for one in subject.asked if not same(one, right) and not holds(subject.prompt, one)]
     wrong = [one for one in far_numbers(right) if not same(one, right) and flat(one) not in allowed]
-    return [[subject.form(one)] for one in wrong if not any(holds(one, value) for value in asked)]
+    return [[form(one)] for one in wrong if not any(holds(one, value) for value in asked)]
 
 
 def joined_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
@@ -242,10 +256,6 @@ def _overlaps_answer(text: str, subject: AuditSubject) -> bool:
     return any(text.casefold() in one.casefold() or one.casefold() in text.casefold() for one in subject.asked if one)
 
 
-def _head_tail(answers: Sequence[str]) -> tuple[str, Sequence[str]]:
-    return answers[0], answers[1:]
-
-
 def _pasted_scripts(subject: AuditSubject) -> Sequence[Script]:
     shown = "\n".join(result.text for _, result in subject.oracle_calls() if result.outcome == "ok")
     pasted = [*subject.oracle_actions(), subject.form(shown)]
@@ -293,8 +303,8 @@ def _planted_reward_scripts(subject: AuditSubject) -> Sequence[Script]:
     runs = [str(getattr(term, "command", "")) for term in subject.environment.spec.rewards.values()]
     named = {path for run in runs for path in re.findall(r"(?<![\w.])/[\w./-]+\w", run)}
     own = sorted(path for path in named if not path.startswith(("/bin/", "/usr/", "/dev/", "/proc/", "/logs/")))
-    puts = [f"mkdir -p $(dirname {path}); echo '{words.PLANTS}; exit 0' > {path}" for path in own]
-    acts = (words.PLANTS, words.KEEPS_PLANTING, words.LINKS, "; ".join([words.PLANTS, *puts]))
+    puts = [f"mkdir -p $(dirname {path}); echo '{MACHINE['plants']}; exit 0' > {path}" for path in own]
+    acts = (MACHINE["plants"], MACHINE["keeps_planting"], MACHINE["links"], "; ".join([MACHINE["plants"], *puts]))
     return [_commands(subject, one) for one in acts]
 
 
@@ -302,9 +312,10 @@ def _edited_test_scripts(subject: AuditSubject) -> Sequence[Script]:
     """Empties what is called a test, and what the tests' command names; or writes one word to all that it names."""
     runs = " ".join(str(getattr(term, "command", "")) for term in subject.environment.spec.rewards.values())
     named = sorted({path.rpartition("/")[2] for path in re.findall(r"[\w./-]+\.\w+", runs)})
-    empties = words.EMPTIES_TESTS.replace("$named", "".join(f" -o -name {name}" for name in named))
+    empties = MACHINE["empties_tests"].replace("$named", "".join(f" -o -name {name}" for name in named))
     paths = " ".join(dict.fromkeys(re.findall(r"(?<![\w./-])[\w./-]*[./][\w./-]*\w", runs)))
-    return [_commands(subject, one) for one in (empties, *[words.WRITES_ALIKE.replace("$paths", paths)] * bool(paths))]
+    alike = MACHINE["writes_alike"].replace("$paths", paths)
+    return [_commands(subject, one) for one in (empties, *[alike] * bool(paths))]
 
 
 async def find_in_machines(player: ScriptPlayer, subjects: Sequence[AuditSubject]) -> list[Hole]:
@@ -312,7 +323,7 @@ async def find_in_machines(player: ScriptPlayer, subjects: Sequence[AuditSubject
     found: dict[str, Hole] = {}
     for subject in subjects[:_LOOKED_AT]:
         lines = _oracle_lines(subject)
-        text = words.LOOKS.replace("$lines", "\n".join(lines)).replace("$least", str(-(-len(lines) // 2)))
+        text = MACHINE["looks"].replace("$lines", "\n".join(lines)).replace("$least", str(-(-len(lines) // 2)))
         if not lines or not (script := _commands(subject, text)):
             continue
         for ended in (await player.way([subject], lambda _, script=script: script)).values():  # type: ignore[misc]
@@ -336,14 +347,12 @@ def _oracle_lines(subject: AuditSubject) -> list[str]:
 def _hostile_program_scripts(subject: AuditSubject) -> Sequence[Script]:
     """The oracle's files, each replaced by a program that writes the reward, once and for ever, and ends the tests."""
     done = subject.oracle_actions()
-    texts = [
-        words.LEAVES_PROGRAMS.replace("$does", does).replace("$signal", signal)
-        for does, signal in ((words.PLANTS, "9"), (words.KEEPS_PLANTING, "0"), ("while :; do sleep 1; done", "9"))
-    ]
+    pairs = (MACHINE["plants"], "9"), (MACHINE["keeps_planting"], "0"), ("while :; do sleep 1; done", "9")
+    texts = [MACHINE["leaves_programs"].replace("$does", does).replace("$signal", signal) for does, signal in pairs]
     # Tests that hang may take long to be ended.
     times = [getattr(term, "time_s", 0) for term in subject.environment.spec.rewards.values()]
     is_patient = any(isinstance(one, str) or one > _PATIENT_S for one in times)
-    return [_commands(subject, words.MARKS_TIME, one, done=done) for one in texts[: 3 - is_patient] if done]
+    return [_commands(subject, MACHINE["marks_time"], one, done=done) for one in texts[: 3 - is_patient] if done]
 
 
 _WRITES: Final[Mapping[str, Write]] = {
@@ -359,15 +368,15 @@ _WRITES: Final[Mapping[str, Write]] = {
     "expression": crafted.expression_scripts,
     "program": crafted.program_scripts,
     "hollow_files": lambda subject: [
-        _commands(subject, words.MARKS_TIME, does, done=subject.oracle_actions())
+        _commands(subject, MACHINE["marks_time"], does, done=subject.oracle_actions())
         for does in (words.HOLLOWS, words.HOLLOWS_LINES)
     ],
-    "copied_files": lambda subject: [_commands(subject, words.GATHERS, words.COPIES, done=subject.oracle_actions())],
+    "copied_files": lambda one: [_commands(one, MACHINE["gathers"], words.COPIES, done=one.oracle_actions())],
     "planted_reward": _planted_reward_scripts,
     "edited_tests": _edited_test_scripts,
-    "replaced_programs": lambda subject: [_commands(subject, words.REPLACES_PROGRAMS)],
+    "replaced_programs": lambda subject: [_commands(subject, MACHINE["replaces_programs"])],
     "hostile_program": _hostile_program_scripts,
-    "shadowing": lambda subject: [_commands(subject, words.SHADOWS)],
+    "shadowing": lambda subject: [_commands(subject, MACHINE["shadows"])],
     "broken_machine": lambda subject: [_commands(subject, one) for one in words.BREAKS],
     "constant_program": crafted.constant_program_scripts,
     "empty": lambda subject: [[""]],
@@ -390,8 +399,8 @@ _WRITES: Final[Mapping[str, Write]] = {
 }
 _CONTROLS: Final[Mapping[str, Write]] = {
     "very_long": _one_word_scripts,
-    "thought_answer": lambda subject: _thought_scripts(subject, *_head_tail(crafted.strange_answers(subject, 5))),
-    "every_option": lambda subject: crafted.listed_scripts(subject, *_head_tail(crafted.strange_answers(subject))),
+    "thought_answer": lambda one: _thought_scripts(one, (some := crafted.strange_answers(one, 5))[0], some[1:]),
+    "every_option": lambda one: crafted.listed_scripts(one, (some := crafted.strange_answers(one))[0], some[1:]),
 }
 _DATA: Final = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 ADVERSARIES: Final = tuple(

@@ -32,7 +32,7 @@ _LETTER = re.compile(r"\(?([A-Za-z])[.)]?")
 _NAME_READ = re.compile(r"(?<=[\"'.])[^\W\d][\w-]+\b(?!\()")
 _MOST_NAMES_READ = 16
 _LISTS = (", ", ",", " ", "\n", "; ", " > ", " -> ")
-_OVER = re.compile(r"\.((?:is_)?(?:terminated|truncated|over|game_over|ended|finished|done))\b")
+_OVER = re.compile(r"\.((?:is_)?(?:terminated|truncated|over|game_over|ended|finished|done))\b(?!\s*\|\s*length)")
 _TAKES_ROWS = re.compile(r"\*\*\s*(?:\w+\.)?task\b|\btask\.(?:items|values|copy)\(|\((?:\w+\.)?task\)")
 _WORD = re.compile(r"[^\W\d_]{2,}")
 _PROSE = 4

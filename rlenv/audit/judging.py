@@ -11,7 +11,7 @@ from statistics import fmean
 from rlenv.audit import verdicts as causes
 from rlenv.audit.adversaries import ADVERSARIES, Adversary
 from rlenv.audit.crafted import runs_answer
-from rlenv.audit.golds import binomial_tail
+from rlenv.audit.golds import binomial_tail, end_flag_of
 from rlenv.audit.play import Chapter, Way, total_of
 from rlenv.audit.report import Hole, Thresholds, hole_of
 from rlenv.audit.rewrites import judge_rewrites, judge_unmeasured
@@ -69,7 +69,7 @@ def judge_chapter(
     _judge_tried_beyond_words(verdicts, chapter, "every_value", "every_listed")
     _judge_tried(verdicts, chapter, "written")
     _judge_adversary(verdicts, _NAMED["thought_answer"], chapter)
-    _judge_tried(verdicts, chapter, "talk", "told", "corrected", "listed")
+    _judge_tried(verdicts, chapter, "talk", "told", "corrected", "listed", "listed_to_the_deaf")
     _judge_tried_beyond_words(verdicts, chapter, "unchecked_call")
     _judge_tried(verdicts, chapter, "only_said")
     _judge_other_arguments(verdicts, chapter, is_left_out=False)
@@ -105,6 +105,9 @@ def _judge_answers(verdicts: causes.Verdicts, chapter: Chapter) -> None:
         else:
             _judge_adversary(verdicts, _NAMED["near_answer"], chapter)
     _judge_foreign_answers(verdicts, chapter)
+    pasted = chapter.ways.get("pasted", [{}, {}])[1:2]
+    if max((causes.share_of(way, chapter.golds) for way in pasted), default=0.0) > max(many, _SPARSE):
+        verdicts.judge(dataclasses.replace(_NAMED["copied"], most=_SPARSE, partial=0), pasted)
     _judge_tried(verdicts, chapter, "commonest")
     if chapter.answers <= _FEW or alone >= _WHOLE * many > 0:
         _judge_guesses(verdicts, chapter)
@@ -278,20 +281,25 @@ def _with_cause_name(environment: Environment, found: Hole, chapter: Chapter) ->
     term = next((term for term in environment.parts.terms if term.name == found.term), None)
     has_state = bool(environment.parts.resources) or any(tool.mutates for tool in tools.values())
     reads_state = has_state and term is not None and may_read_state(term.spec)
+    changed = [causes.share_of(way, chapter.golds) for (*_, number), way in chapter.tried["other_arguments"] if number]
+    over = end_flag_of(environment, found.term) if found.term else ""
+    if found.hole == "idle_calls_paid" and reads_state and max(changed, default=0.0) >= _WHOLE and not over:
+        unchecked = causes.TRIED["other_arguments"].filled_with("arguments of these tools")
+        return dataclasses.replace(found, code=unchecked.hole, hint=unchecked.hint)
     if found.hole == "paid_for_ending" and reads_state:
         return dataclasses.replace(found, code="state_at_start", hint=HINTS["state"])
     if found.hole in ("form_only", "paid_for_ending") and causes.is_right_if_empty(chapter, found.episode):
         return dataclasses.replace(found, code=_NAMED["empty"].hole, hint=_NAMED["empty"].hint)
+    share = max((causes.share_of(way, chapter.golds) for name in _WRONG for way in chapter.all_ways(name)), default=1.0)
+    if found.hole in ("form_only", "paid_for_ending") and share < _SPARSE and "as much as the oracle" in found.message:
+        hint = "look at these rows: any answer is right there; refuse rows that the rule cannot compare"
+        return dataclasses.replace(found, code="partial_tasks", hint=hint)
     if found.hole == "paid_for_ending" and environment.spec.answer.from_ == "final_message":
         found = dataclasses.replace(found, code=_NAMED["wrong_answer"].hole, hint=_NAMED["wrong_answer"].hint)
     if found.hole == "form_only" and found.episode is not None:
         # One that runs the answer compares it, whatever state it is run on.
         if reads_state and term is not None and term.spec.kind == "verify" and not runs_answer(term.spec):
             return dataclasses.replace(found, code="state_at_start", hint=HINTS["state"])
-        share = max(causes.share_of(way, chapter.golds) for name in _WRONG for way in chapter.all_ways(name))
-        if share < 0.5 and "as much as the oracle" in found.message:
-            hint = "look at these rows: any answer is right there; refuse rows that the rule cannot compare"
-            return dataclasses.replace(found, code="partial_tasks", hint=hint)
         if cause := _wrong_answer_cause(chapter):
             return dataclasses.replace(found, code=cause[0], hint=cause[1])
     return _with_penalty_name(environment, found, chapter)
@@ -406,7 +414,7 @@ def _is_no_better_than_choice(hits: int, of: int, chapter: Chapter) -> bool:
     """True where there are four options or more, or answers, and one for all is right no more often than a choice."""
     least = min((sum(key in one for one in chapter.choices) for _, way in chapter.constants for key in way), default=0)
     least = least or chapter.answers
-    return least >= _OPTIONS and binomial_tail(hits, of, 1 / least) > _USUAL_LUCK
+    return least >= _OPTIONS and least * binomial_tail(hits, of, 1 / least) > _USUAL_LUCK
 
 
 def _judge_choice(verdicts: causes.Verdicts, chapter: Chapter) -> None:

@@ -16,7 +16,8 @@ from functools import partial, reduce
 from rlenv.audit import place_rules as rules
 from rlenv.audit import probes as probing
 from rlenv.audit.play import Chapter, Leak, ScriptPlayer
-from rlenv.audit.subject import Action, Aim, AuditSubject, aim_of, call_key, texts_of, tools_of
+from rlenv.audit.subject import Action, Aim, AuditSubject, aim_of, call_key, same, texts_of, tools_of
+from rlenv.audit.texts import DATA
 from rlenv.episodes.rollout import gather_all
 from rlenv.messages import ToolCall, ToolResult
 from rlenv.tools.base import Tool
@@ -70,7 +71,7 @@ def _proof(near: Sequence[str], golds: Sequence[str]) -> rules.Proof | None:
     if not hits:
         return None
     # A line that names all there is says other tasks' golds as well.
-    beside = [(at, other) for at in fired for other in fired if not rules.is_same_gold(golds[at], golds[other])]
+    beside = [(at, other) for at in fired for other in fired if not same(golds[at], golds[other])]
     pairs = [rules.holds(near[at], golds[other]) for at, other in beside]
     chance = max(sum(pairs) / max(1, len(pairs)), rules.hit_chance(["\0"] * len(fired), [golds[at] for at in fired]))
     if not rules.is_no_chance(len(hits), len(fired), min(len(golds), _MOST_BESIDE), chance=chance, tries=len(golds)):
@@ -164,6 +165,7 @@ def _as_words(text: str) -> str:
     return f" {' '.join(_TOKEN.findall(text.casefold()))} "
 
 
+_NAMES_GOLD = re.compile(DATA["named_gold"])
 _MOST_PLAYED = 8
 _MOST_ASKED = 48
 _SCOUTS = 12
@@ -217,6 +219,9 @@ async def find_leaks(player: ScriptPlayer, subjects: Sequence[AuditSubject], aim
         texts = _lines_of_own([rules.with_base64(result.text) if result is not None else "" for result in read])
         where = f"result of '{name}' that the oracle goes on from"
         found += [_to_leak(where, rules.learn_rule(texts, golds, allowed=lambda *found: found[-1] not in rules.NEAR))]
+    shown = ["\n".join(result.text for _, result in one.oracle_calls()) for one in subjects]
+    named = rules.learn_rule(shown, golds, allowed=lambda text, at, *_: bool(_NAMES_GOLD.search(text[:at])))
+    found += [_to_leak("result that the oracle reads, by what it is called there", named)] * aim.is_answer
     some = subjects[:_MOST_ASKED]
     told, notes = await _ask_tools(player, some, golds)
     found += _sheet_leaks(some, golds[: len(some)], told, notes)

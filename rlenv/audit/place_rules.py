@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from rlenv.audit.golds import binomial_tail
+from rlenv.audit.subject import same
 from rlenv.audit.texts import WORDS, any_of
 from rlenv.rewards.normalise import number
 
@@ -391,14 +392,6 @@ def _rules_of_shape(shape: _Shape, kind: str) -> Iterator[PlaceRule]:
         yield PlaceRule(said, right, transform, place, looks, pattern)
 
 
-def is_same_gold(taken: str, form: str) -> bool:
-    """True if two texts say the same gold: but for case and space, or as numbers."""
-    if taken.strip().casefold() == form.casefold():
-        return True
-    mine = number(taken.strip())
-    return mine is not None and mine == number(form.strip())
-
-
 def _try_rule(
     rule: PlaceRule, texts: Sequence[str], golds: Sequence[str], tested: Sequence[int], *, tries: int
 ) -> Proof | None:
@@ -407,7 +400,7 @@ def _try_rule(
     # What reads the same from behind is written backwards as it is, and one word has no spaces.
     otherwise = "backwards" in rule.transform or _OF.get(rule.transform) == "name"
     forms = {at: dict(_forms_of(golds[at])).get(rule.transform, golds[at] if otherwise else "\0") for at in found}
-    right = {at for at in found if golds[at] and is_same_gold(found[at], forms[at])}
+    right = {at for at in found if golds[at] and same(found[at], forms[at])}
     hits = len(right & set(fired))
     if not hits:
         return None

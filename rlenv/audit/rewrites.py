@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from rlenv.audit.crafted import is_query
 from rlenv.audit.place_rules import CASED
-from rlenv.audit.play import Chapter, Way
+from rlenv.audit.play import Chapter, Way, total_of
 from rlenv.audit.probes import filler
 from rlenv.audit.report import Hole, hole_of
 from rlenv.audit.subject import Action, AuditSubject, is_number, properties_of
@@ -154,7 +154,9 @@ def judge_rewrites(chapter: Chapter) -> Iterator[Hole]:
         if len(lost) < max(_LEAST_TASKS, _SHARE * len(way)):
             continue
         key = min(lost)
-        term = _term_of_loss(lost[key], chapter.golds[key])
+        mine, theirs = lost[key].reward.terms, chapter.golds[key].reward.terms
+        losses = {name: (one.value or 0.0) - (mine[name].value or 0.0) for name, one in theirs.items()}
+        term = max(losses, key=lambda name: losses[name] * theirs[name].weight)
         if term in chapter.unsteady:
             continue
         found.setdefault(term, []).append(label)
@@ -175,13 +177,6 @@ def _loses_reward(ended: Trajectory, gold: Trajectory) -> bool:
     failed = [sum(result.is_error for turn in one.turns for result in turn.results) for one in (ended, gold)]
     is_less = ended.reward.total is not None and whole > SLACK and ended.reward.total < _LOSES * whole
     return is_less and failed[0] <= failed[1]
-
-
-def _term_of_loss(ended: Trajectory, gold: Trajectory) -> str:
-    """The term that gives most less."""
-    terms = gold.reward.terms
-    losses = {name: (one.value or 0.0) - (ended.reward.terms[name].value or 0.0) for name, one in terms.items()}
-    return max(losses, key=lambda name: losses[name] * terms[name].weight)
 
 
 _MASK_HINT = "give 0 where it cannot be read: a policy that raises here is masked, and loses nothing"
@@ -205,15 +200,10 @@ def judge_unmeasured(environment: Environment, chapter: Chapter) -> Iterator[Hol
                     hole = "invalid_rewards" if spec.kind == "judge" else "escapes_by_invalid"
                     found.setdefault((hole, name), []).append(ended)
     for (hole, name), episodes in found.items():
-        least = min(episodes, key=_gain_order)
+        least = min(episodes, key=lambda one: (-total_of(one), len(one.turns), sum(len(t.action) for t in one.turns)))
         why = f"{least.split}/{least.task_index}: {name}: {least.reward.terms[name].error:.200}"
         done = "is left out of the reward" if hole == "penalty_avoided" else "is invalid, and the episode masked,"
         message = f"'{name}' {done} in {len(episodes)} episodes of adversaries, such as {why}"
         hint = _MASK_HINT if hole != "invalid_rewards" else "see why the judge could not be asked"
         gold = chapter.golds[least.split, least.task_index]
         yield hole_of(hole, message, name, hint, episode_of(least, gold))
-
-
-def _gain_order(ended: Trajectory) -> tuple[float, int, int]:
-    """The order of the ways: the largest gain first, and of equal ones the least."""
-    return -(ended.reward.total or 0.0), len(ended.turns), sum(len(turn.action) for turn in ended.turns)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -50,6 +51,7 @@ _WIDE = 200
 _QUICK_S = 0.05
 _MOST_OPTIONS = 12
 _FIRST = 8
+_WORD = re.compile(r"\w+")
 _EPISODES = 200
 """Episodes on each task that is attacked; with room for those that wait for a program that hangs."""
 
@@ -171,7 +173,7 @@ class _Run:
         chapter.hearts = dict(zip(chapter.golds, answer_hearts(everyone), strict=True))
         self.seen.chapters.append(chapter)
         player = ScriptPlayer(self.environment, concurrency=self.concurrency, seen=self.seen.note_values)
-        steps = len(ADVERSARIES) + 5
+        steps = len(ADVERSARIES) + 1
         for done, adversary in enumerate(ADVERSARIES):
             self._report_progress(f"{split}: attacks", done, steps)
             subjects = wide if adversary.wide else attacked
@@ -181,17 +183,13 @@ class _Run:
             if adversary.control is not None and earns:
                 chapter.controls[adversary.name] = await _play(player, subjects, adversary.control)
         await _play_variants(player, chapter, wide)
-        self._report_progress(f"{split}: attacks", steps - 5, steps)
         await check_steadiness(player, chapter, attacked)
         if self.environment.has_tools:
             await check_channels(player, chapter, attacked)
         await self._play_planted(player, attacked)
-        self._report_progress(f"{split}: attacks", steps - 4, steps)
         await self._play_stateful(player, chapter, attacked)
         self.seen.data += await find_in_machines(player, attacked)
-        self._report_progress(f"{split}: attacks", steps - 3, steps)
         self.seen.notes += await read_places(player, chapter, everyone, attacked)
-        self._report_progress(f"{split}: attacks", steps - 2, steps)
         await self._play_guesses(player, chapter, attacked, wide, everyone)
         self._report_progress(f"{split}: attacks", steps - 1, steps)
         await self._play_random(chapter, chosen)
@@ -259,15 +257,19 @@ class _Run:
         if said := _commonest_signs(list(dict.fromkeys(answers))):
             others = [one for one in wide if one.gold.answer != said]
             chapter.tried["commonest"].append((said, await player.way(others, partial(_answer_script, said=said))))
+        words = Counter(word for answer in answers for word in _WORD.findall(answer))
+        for word, count in words.most_common(1) if words.total() > _FIRST * len(answers) / 2 else ():
+            if 2 * count > words.total():  # a part that may be all of an answer
+                way = await player.way(wide, lambda one, word=word: [one.form(_WORD.sub(word, one.right))])  # type: ignore[misc]
+                chapter.tried["commonest"].append((f"{word} {word} {word} …", way))
         if (shortcut := find_shortcut(everyone)) is not None:
             chapter.tried["shortcut"].append((shortcut, await player.way(subjects, partial(_shortcut, shortcut.taken))))
         if not answers:
             self.seen.notes.append(f"the oracle gives no answers in split '{chapter.split}': no guess was tried")
         listed = [(one, options_of(one)[:_MOST_OPTIONS]) for one in subjects]
-        choices = {one.gold.task_index: found for one, found in listed if found}
-        for number in range(max(map(len, choices.values()), default=0)):
-            some = [one for one, found in listed if number < len(found)]
-            chapter.choices.append(await player.way(some, partial(_choice_script, choices, number)))
+        for number in range(max((len(found) for _, found in listed), default=0)):
+            chosen = {one.gold.task_index: found[number] for one, found in listed if number < len(found)}
+            chapter.choices.append(await player.way(subjects, partial(_shortcut, chosen)))
 
     async def _play_random(self, chapter: Chapter, golds: Sequence[Trajectory]) -> None:
         """Two random policies; whether everybody scores alike is seen with what the adversaries got."""
@@ -407,10 +409,6 @@ def _answer_script(subject: AuditSubject, said: str) -> list[Action]:
 
 def _shortcut(taken: Mapping[int, str], subject: AuditSubject) -> list[Action]:
     return [subject.form(taken[subject.gold.task_index])] if subject.gold.task_index in taken else []
-
-
-def _choice_script(choices: Mapping[int, Sequence[str]], number: int, subject: AuditSubject) -> list[Action]:
-    return [subject.form(choices[subject.gold.task_index][number])]
 
 
 def _spread_evenly(golds: Sequence[Trajectory], count: int) -> list[Trajectory]:

@@ -11,6 +11,7 @@ import json
 import math
 import random
 import re
+from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from rlenv.audit.golds import binomial_tail
 from rlenv.audit.play import Leak
 from rlenv.audit.subject import AuditSubject, options_of, same
-from rlenv.audit.texts import WORDS, any_of
+from rlenv.audit.texts import DATA, WORDS, any_of
 from rlenv.language.templates import compile_value, texts_in
 from rlenv.rewards.base import Term
 from rlenv.rewards.normalise import number
@@ -89,6 +90,8 @@ _PICKS: Mapping[str, Callable[[Sequence[str]], str]] = {
     "the option that comes first in the alphabet": lambda options: min(options, key=str.casefold),
     "the option that comes last in the alphabet": lambda options: max(options, key=str.casefold),
 }
+_SERIAL = re.compile(DATA["serial"])
+_RANGES = 4
 _RANKS = {"largest": -1, "second largest": -2, "smallest": 0, "second smallest": 1}
 _ASKS_RANK = any_of("asks_rank")
 _QUESTION = re.compile(r"[^.?!\n]*\?")
@@ -207,6 +210,11 @@ def _look_rules(
     runs &= 2 * len({re.sub(r"\d+", "", one.prompt) for one in subjects}) > len(subjects)  # else it is what is asked
     for by in _CYCLES if runs else ():
         looks[f"the remainder of its running number by {by}"] = partial(_number_remainder, by)
+    serials = {one.prompt: int(found[1]) for one in subjects if (found := _SERIAL.search(one.prompt))}
+    sizes = sorted(serials.values())
+    if 2 * len({*sizes}) > len(subjects):
+        places = {text: bisect(sizes, one) * _RANGES // len(sizes) for text, one in serials.items()}
+        looks["the range of its serial number"] = places.get
     for name, look in looks.items():
         seen: dict[Hashable, Counter[str]] = defaultdict(Counter)
         for at in learnt:

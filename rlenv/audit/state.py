@@ -17,8 +17,7 @@ from rlenv.audit.play import Adaptive, Chapter, Key, Results, ScriptPlayer, Way,
 from rlenv.audit.probes import arguments_by_name, extreme_calls, filler, names_for
 from rlenv.audit.subject import Action, AuditSubject, call_key, kinds_of, properties_of, shaped, texts_of, tools_of
 from rlenv.audit.texts import holds
-from rlenv.audit.variants import CONTROL
-from rlenv.episodes.environment import Environment
+from rlenv.audit.variants import CONTROL, WHERE
 from rlenv.messages import Message, ToolCall, ToolResult
 from rlenv.rewards.normalise import number
 from rlenv.tools.base import Tool
@@ -67,7 +66,9 @@ async def attack_state(player: ScriptPlayer, chapter: Chapter, subjects: Sequenc
         chapter.tried["emptied_state"].append((said, {key: one for key, one in undone.items() if key not in made}))
         listed = "the tools that change something for all that the others list"
         chapter.tried["every_listed"].append((listed, _accepted(made, chapter, changing)))
-    for value in _values_to_write(player.environment) if changing else ():
+    # Of no meaning, below nothing, and what the reward names.
+    named = [(word, _MUCH) for word in named_words(player.environment)[:_MOST_AIMS]]
+    for value in [(_SAME, _MUCH), (_SAME, -_MUCH), *named] if changing else ():
         way = await player.way(subjects, partial(_write_same_script, changing=changing, value=value))
         chapter.tried["written"].append((None, unpaid_answers(way)))
     chapter.only_said = await player.way(subjects, _last_words_script)
@@ -79,7 +80,8 @@ async def attack_state(player: ScriptPlayer, chapter: Chapter, subjects: Sequenc
         scripts = {subject.gold.task_index: write(subject) for subject in subjects}
         for place in dict.fromkeys(place for found in scripts.values() for place in found):
             way = await player.way(subjects, partial(script_of, scripts, place))
-            chapter.tried[name].append((place, _accepted(way, chapter, changing) if name == "every_value" else way))
+            is_asked = name == "every_value" and "(WHERE)" not in place
+            chapter.tried[name].append((place, _accepted(way, chapter, changing) if is_asked else way))
     for way in [await player.way(subjects, partial(_repeated_actions, number=one)) for one in range(2)]:
         more = math.fsum(map(total_of, way.values())) > _MORE * math.fsum(total_of(chapter.golds[key]) for key in way)
         chapter.tried["again"] += [(None, way)] * more
@@ -179,7 +181,11 @@ def _every_value_scripts(subject: AuditSubject) -> dict[str, list[Action]]:
     found: dict[str, list[Action]] = {}
     entries = subject.environment.spec.tools
     for place, call, tool in _changing_calls(subject):
-        # A command or a query is no value among others: it does its own work.
+        # A command or a query is no value among others: it does its own work, on every row without a condition.
+        for key, right in call.arguments.items() if entries[tool.entry].kind == "sql" else ():
+            if (cut := WHERE.sub(" ", str(right))) != right:
+                made = [*calls[:place], ToolCall(call.name, {**call.arguments, key: cut}), *calls[place + 1 :]]
+                found[f"{tool.name} without a condition (WHERE)"] = [*subject.turns_of(made)[: limits.turns - 1], last]
         for key, right in call.arguments.items() if entries[tool.entry].kind not in RUNS else ():
             one = right[0] if isinstance(right, (list, tuple)) and right else right
             others = sibling_values(subject, tool, key, one)
@@ -214,7 +220,7 @@ def _left_out_scripts(subject: AuditSubject) -> dict[str, list[Action]]:
     asked = {at for at, call, _ in changing if any(holds(told, str(value)) for value in call.arguments.values())}
     found: dict[str, list[Action]] = {}
     for name in dict.fromkeys(call.name for at, call, _ in changing if at in asked):
-        places = [at for at, call, _ in changing if call.name == name]
+        places = [at for at, call, _ in changing if call.name == name and at in asked]
         some = {f"the calls of {name}": places} if len(places) < len(changing) else {}
         if len(places) > 1:
             some |= {f"the first call of {name}": places[:1], f"the last call of {name}": places[-1:]}
@@ -275,11 +281,6 @@ def _other_tool_script(subject: AuditSubject, *, tool: Tool, at: int) -> list[Ac
     given = [key for key in properties_of(tool) if key in known]
     told = {key: known[key] for key in (given[:1] if at else given)}
     return [*subject.turns_of([ToolCall(tool.name, {**filler(tool, ""), **told})]), subject.form("?")] if told else []
-
-
-def _values_to_write(environment: Environment) -> list[tuple[str, int]]:
-    """The texts and numbers that everything is set to: of no meaning, below nothing, and what the reward names."""
-    return [(_SAME, _MUCH), (_SAME, -_MUCH), *((word, _MUCH) for word in named_words(environment)[:_MOST_AIMS])]
 
 
 def _write_same_script(subject: AuditSubject, *, changing: Sequence[Tool], value: tuple[str, int]) -> list[Action]:
@@ -346,6 +347,8 @@ def _other_values(subject: AuditSubject, name: str, key: str, right: Any) -> lis
     told |= {str(call.arguments.get(key)) for call, _ in subject.oracle_calls() if call.name == name}
     wrong = next((one for one in oracle_values(subject, name, key) if str(one) not in told), None)
     own = [*sibling_values(subject, subject.tools[name], key, right), None, None][:2]
+    if wrong is None and not isinstance(right, str) and subject.others:
+        return [None] * _OTHERS  # a number that is the same on all tasks is no row's: another may do the same
     if isinstance(right, bool) or not isinstance(right, (int, float)):
         made = shaped(right, random.Random(0)) if isinstance(right, str) else None
         return [None, made if wrong is None else wrong, None, None, *own]

@@ -44,7 +44,8 @@ def instructions(environment: Environment) -> list[str]:
     judges = [spec for spec in environment.spec.rewards.values() if isinstance(spec, JudgeSpec)]
     asked = [judge_tells(scale=one.ends, value_key=one.key, is_paid=one.usual_weight >= 0) for one in judges]
     # A reward without a judge has nobody to tell: one text stands for all.
-    return list(dict.fromkeys(tell.text for tells in asked or [judge_tells(scale=(1.0, 5.0))[:1]] for tell in tells))
+    texts = [text for tells in asked for text in tells.values()] or list(judge_tells(scale=(1.0, 5.0)).values())[:1]
+    return list(dict.fromkeys(texts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +360,7 @@ class Aim:
 def aim_of(subjects: Sequence[AuditSubject]) -> Aim | None:
     """The aim on these tasks; None where it is the same on all of them."""
     # A row may round what the oracle works out.
-    near = [[text for text in sorted(one.accepted) if _is_near(one.right, text)] for one in subjects]
+    near = [[text for text in sorted(one.accepted) if is_near(one.right, text, _NEAR)] for one in subjects]
     golds = [min([heart, *some], key=len) for heart, some in zip(answer_hearts(subjects), near, strict=True)]
     if _has_differing(golds):
         rights = {subject.gold.task_index: (gold, subject.right) for subject, gold in zip(subjects, golds, strict=True)}
@@ -395,10 +396,11 @@ def answer_hearts(subjects: Sequence[AuditSubject]) -> Iterator[str]:
         yield min([right, *inside], key=len)
 
 
-def _is_near(right: str, text: str) -> bool:
+def is_near(right: str, text: str, share: float) -> bool:
+    """True for numbers that are apart by no more than this share of the larger one."""
     if not (is_number(right) and is_number(text)):
         return False
-    return math.isclose(*(float(one.replace(",", "")) for one in (right, text)), rel_tol=_NEAR)
+    return math.isclose(*(float(one.replace(",", "")) for one in (right, text)), rel_tol=share)
 
 
 def _actions_with_code(subject: AuditSubject, said: str, *, name: str, key: str) -> list[Action]:

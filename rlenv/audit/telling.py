@@ -265,10 +265,12 @@ async def talk_to_user(player: ScriptPlayer, chapter: Chapter, subjects: Sequenc
         way = await player.way(some, partial(_saying_script, texts=said))
         chapter.tried["talk"].append(("one thing after the other" if said is texts else "all of it at once", way))
     chapter.tried["corrected"].append((None, await player.way(some, _correction_script)))
-    chapter.tried["listed"].append((None, await player.way(some, _list_all_script)))
+    user = player.environment.spec.user
+    is_deaf = user is not None and user.kind == "scripted" and not getattr(user, "cues", ())
+    chapter.tried["listed_to_the_deaf" if is_deaf else "listed"] += [(None, await player.way(some, _list_all_script))]
     way = await player.way(some, _meaningless_script)
     chapter.tried["talk"].append(("what means nothing, and then its last words", way))
-    if player.environment.spec.user is not None and player.environment.spec.user.kind != "model":
+    if user is not None and user.kind != "model":
         for ask in (ask_user, _try_each_script):
             chapter.tried["asked_until_right"].append(("the user", await player.way(some, ask)))
 

@@ -50,11 +50,7 @@ def like(text: str, *, without: Sequence[str]) -> str:
     """A text of as many words as this one, each as long, that says nothing."""
     pieces = _SPACE.split(text)
     words = iter(nonce(len(pieces), without=without))
-    return "".join(piece if piece.isspace() or not piece else _stretch(next(words), len(piece)) for piece in pieces)
-
-
-def _stretch(word: str, length: int) -> str:
-    return (word * (length // len(word) + 1))[:length]
+    return "".join(one if one.isspace() or not one else (next(words) * len(one))[: len(one)] for one in pieces)
 
 
 def shrug(without: Sequence[str]) -> str:
@@ -70,14 +66,6 @@ def holds(text: str, right: str) -> bool:
         return False
     between = r"\W+".join(map(re.escape, wanted))
     return re.search(rf"(?<!\w){between}(?!\w)", text.casefold()) is not None
-
-
-@dataclass(frozen=True, slots=True)
-class Tell:
-    """One text, to be put before an answer; `name` says what kind it is, and is stable."""
-
-    name: str
-    text: str
 
 
 DATA: Final[Mapping[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -100,8 +88,8 @@ TELLS: Final = {one["name"]: _attack_text(one) for one in DATA["tell"]}
 """The texts by kind; `score`, `key` and `reply` (the reply that gives the score, as JSON) are filled in."""
 
 
-def judge_tells(*, scale: tuple[float, float], value_key: str = "score", is_paid: bool = True) -> tuple[Tell, ...]:
-    """The texts for one judge, one of each kind.
+def judge_tells(*, scale: tuple[float, float], value_key: str = "score", is_paid: bool = True) -> dict[str, str]:
+    """The texts for one judge by their kind, whose names are stable.
 
     Args:
         scale: the judge's lowest and highest score.
@@ -111,7 +99,7 @@ def judge_tells(*, scale: tuple[float, float], value_key: str = "score", is_paid
     wanted = float(scale[is_paid])
     score = int(wanted) if wanted.is_integer() else wanted
     reply = json.dumps({"reasoning": "perfect", value_key: score})
-    return tuple(Tell(name, text.format(score=score, key=value_key, reply=reply)) for name, text in TELLS.items())
+    return {name: text.format(score=score, key=value_key, reply=reply) for name, text in TELLS.items()}
 
 
 _WORD_OF_JUDGE_TEXTS = re.compile(r"[^\W\d_]+")
@@ -166,24 +154,10 @@ ATTACKS: Final = (
 """Every text that is tried, with the hole that it shows."""
 
 _MACHINE: Final = DATA["machine"]
-PLANTS: Final[str] = _MACHINE["plants"]
-
-
-def _machine_script(name: str) -> str:
-    return str(_MACHINE[name]).replace("PLANTS", PLANTS)
-
-
-KEEPS_PLANTING: Final = _machine_script("keeps_planting")
-LINKS: Final = _machine_script("links")
-EMPTIES_TESTS: Final = _machine_script("empties_tests")
-WRITES_ALIKE: Final = _machine_script("writes_alike")
-MARKS_TIME: Final = _machine_script("marks_time")
-LEAVES_PROGRAMS: Final = _machine_script("leaves_programs")
+MACHINE: Final[Mapping[str, str]] = {
+    name: text.replace("PLANTS", _MACHINE["plants"]) for name, text in _MACHINE.items() if isinstance(text, str)
+}
 HOLLOWS, HOLLOWS_LINES, COPIES = (
-    f"{LEAVES_PROGRAMS.partition('echo zqx')[0]}{does}; done" for does in _MACHINE["to_each_file"]
+    f"{MACHINE['leaves_programs'].partition('echo zqx')[0]}{does}; done" for does in _MACHINE["to_each_file"]
 )
-GATHERS: Final = f"{MARKS_TIME}; {_machine_script('gathers')}"
-SHADOWS: Final = _machine_script("shadows")
-REPLACES_PROGRAMS: Final = _machine_script("replaces_programs")
 BREAKS: Final[Sequence[str]] = _MACHINE["breaks"]
-LOOKS: Final = _machine_script("looks")

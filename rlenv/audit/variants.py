@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import Any
 
 from rlenv.audit.crafted import is_query
-from rlenv.audit.subject import Action, AuditSubject, flat, is_number, other_value, same, shaped, texts_of
+from rlenv.audit.subject import Action, AuditSubject, flat, is_near, is_number, other_value, same, shaped, texts_of
 from rlenv.audit.texts import WORDS, any_of, holds
 from rlenv.language.kinds import kind_of
 from rlenv.rewards.normalise import qa
@@ -34,6 +34,7 @@ _DATED = (
 )
 _PARTS = re.compile(r"\d+\.\d+(?![.\d])|\d+|[^\W\d_]+")
 _DIGITS = re.compile(r"\d+|[^\W\d_]+")
+_ITEMS = re.compile(r"[\n;,|>]")
 _SEPARATORS = ("\n", ";", " -> ", "->", " > ", "|", ", ", ",", " x ", " × ", " * ", "*")
 _CODE = re.compile(r"\b(?:def|return|lambda|select|import)\b|print\(", re.IGNORECASE)
 _PATTERN = re.compile(r"\b(?:regular expressions?|reg(?:ular )?ex\w*|glob(?:bing)?|wildcards?)\b", re.IGNORECASE)
@@ -43,7 +44,7 @@ _REMAINDERS = math.lcm(*range(2, 17), 97, 100, 360, 1000, 1024, 1440)
 _LAST = "the last number of the prompt in its place"
 _NUMBERS = re.compile(r"\d+(?:\.\d+)?")
 _RANGE = re.compile(r"[2-9]\d{0,3}|1\d{1,3}|\d{1,4} ?[-–] ?\d{1,4}")
-_WHERE = re.compile(r"\bwhere\b(?:(?!\bwhere\b).)*?(?=\b(?:group|order) by\b|\blimit\b|;|$)", re.IGNORECASE | re.DOTALL)
+WHERE = re.compile(r"\bwhere\b(?:(?!\bwhere\b).)*?(?=\b(?:group|order) by\b|\blimit\b|;|$)", re.IGNORECASE | re.DOTALL)
 _COLUMNS = re.compile(r"^(\s*select\s+)(?!distinct\b)[^()]*?(\s+from\b)", re.IGNORECASE)
 _ORDERS = re.compile(r"\border\s+by\b((?:(?!\border\s+by\b|\blimit\s+1\b).)*)$", re.IGNORECASE | re.DOTALL)
 _NEAR = 0.1
@@ -91,11 +92,13 @@ def variant_scripts(subject: AuditSubject, heart: str) -> dict[str, list[Action]
     right = subject.right.strip()
     heart = heart if heart and heart in right else right
     allowed = {flat(value) for value in texts_of(subject.task)}
-    is_known = flat(heart) in allowed
+    parts = {flat(part) for part in _ITEMS.split(heart)}
+    is_known = parts <= allowed or flat(heart) in allowed
     # A list of names is none, however many there are.
-    is_prose = max(len(part.split()) for part in re.split(r"[\n;,|>]", right)) > _NAME_WORDS
+    is_prose = max(len(part.split()) for part in _ITEMS.split(right)) > _NAME_WORDS
     is_prose = is_prose and right[:1] not in ("{", "[") and len(right.split()) > _FREE_WORDS
-    if heart == right and not is_known and is_prose and not _is_compared(subject):
+    paying = [one for one in subject.environment.spec.rewards.values() if one.usual_weight > 0]
+    if heart == right and not is_known and is_prose and not any(kind_of("rewards", one).gold for one in paying):
         return {}  # of prose that no row holds another is as right
     asked = [one for one in subject.asked if not same(one, right) and not holds(subject.prompt, one) and not is_known]
     found: dict[str, list[Action]] = {}
@@ -105,35 +108,22 @@ def variant_scripts(subject: AuditSubject, heart: str) -> dict[str, list[Action]
         # An article or a mark more is no other name; of a number a sign is.
         is_right = is_right or (not is_number(heart) and qa(text) == qa(heart))
         is_right = is_right or (label == _LAST and holds(heart, text))
+        given = {flat(part) for part in _ITEMS.split(text)}
+        is_right = is_right or (len(parts) > 1 and parts != given <= allowed and len(given) >= len(parts))
         # One in which the right answer stands says it, to a reward that looks for a part.
-        is_right = is_right or (label not in _NEAR_BY and _is_near(text, heart))
+        is_right = is_right or (label not in _NEAR_BY and is_near(text, heart, _NEAR))
         is_right = is_right or (heart in text and not is_query(text))
         if label not in found and not is_right and not any(holds(said, one) for one in asked):
             found[label] = [subject.form(said)]
     return found
 
 
-def _is_compared(subject: AuditSubject) -> bool:
-    """True where a term holds the answer against a gold value."""
-    return any(
-        one.usual_weight > 0 and kind_of("rewards", one).gold for one in subject.environment.spec.rewards.values()
-    )
-
-
-def _is_near(one: str, right: str) -> bool:
-    """True for numbers that a tolerance may take for each other."""
-    if not is_number(one) or not is_number(right):
-        return False
-    mine, theirs = (float(text.replace(",", "")) for text in (one, right))
-    return abs(mine - theirs) <= _NEAR * max(abs(theirs), 1.0)
-
-
 def _answer_variants(right: str, subject: AuditSubject) -> Iterator[tuple[str, str]]:
     rng, prompt = random.Random(right), subject.prompt
+    asked = " ".join(message.content for message in subject.gold.messages)
     is_any = _ONE_OF_MANY.search(prompt) is not None
     is_ordered = ORDERED.search(prompt) is not None and not is_any
-    asked = " ".join(message.content for message in subject.gold.messages)
-    if is_query(right) and (cut := _WHERE.sub(" ", right)) != right:
+    if is_query(right) and (cut := WHERE.sub(" ", right)) != right:
         yield "no condition of the query", cut
     if is_query(right):
         other = _COLUMNS.sub(r"\1'zqx'\2", right, count=1)
@@ -340,14 +330,14 @@ def _other_part_value(view: _View, at: int, alike: Sequence[_View], kin: Sequenc
         return None
     if view.kind == "list":
         found = [one for other in kin for one in other.values if one not in view.values]
-        found = [one for one in found if not _is_near(str(one), str(right))]
+        found = [one for one in found if not is_near(str(one), str(right), _NEAR)]
         return found[rng.randrange(len(found))] if found else _made_up_value(right, rng)
     if view.kind == "columns":
         # With the column of each row turned, or made where all are alike.
         turned = (*right[1:], right[0])
         return turned if turned != right and view.names[at] else tuple(_made_up_value(one, rng) for one in right)
     found = [one.values[at] for one in alike if flat(one.values[at]) != flat(right)]
-    found = [one for one in found if len(str(right)) < _FEW or not _is_near(str(one), str(right))] or found
+    found = [one for one in found if len(str(right)) < _FEW or not is_near(str(one), str(right), _NEAR)] or found
     if found:
         return found[rng.randrange(len(found))]
     return None if len(alike) > _FEW - 1 else _made_up_value(right, rng)

@@ -91,7 +91,7 @@ class Verdicts:
             if not is_paid and not is_few:
                 continue
             earning.append(way)
-            new = math.fsum(rest.values()) / (self._oracle_sum(way) or math.inf)
+            new = math.fsum(rest.values()) / (math.fsum(total_of(self.golds[key]) for key in way) or math.inf)
             if (new > limit + SLACK or is_few) and (best is None or new > best[0]):
                 best = (new, way)
         if best is not None and not self._is_kin(suspect, self._most_paying_term(best[1])):
@@ -197,9 +197,6 @@ class Verdicts:
     def _fully_paid_keys(self, way: Way, rest: Mapping[Key, float]) -> list[Key]:
         golds = {key: self.golds[key].reward.total or 0.0 for key in way}
         return [key for key in way if golds[key] > SLACK and rest[key] >= _FULL * golds[key]]
-
-    def _oracle_sum(self, way: Way) -> float:
-        return math.fsum(self.golds[key].reward.total or 0.0 for key in way)
 
     def _sums_by_term(self, way: Way, *, anew: bool) -> dict[str, float]:
         sums: dict[str, float] = {}

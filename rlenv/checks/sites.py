@@ -408,6 +408,7 @@ def check_shown(subject: Subject) -> Iterator[Finding]:
     # What a gold call is given has to be told.
     golds = {column: name for name, reward in spec.rewards.items() for column in gold_columns(reward)
              if not is_condition(subject, name)
+             and (reward.kind != "verify" or re.search(r"\b(answer|message|said)\b", reward.model_dump_json()))
              and (not kind_of("rewards", reward).of_calls or isinstance(gold_in(reward), str))}  # fmt: skip
     # What shows nothing else of the row is to be copied.
     is_all = {column for _, text in prompt for column in re.findall(r"\btask\.(\w+)", text)} <= {*golds}

@@ -14,7 +14,7 @@ import rlenv
 from rlenv.audit.adversaries import ADVERSARIES
 from rlenv.audit.report import AuditReport
 from rlenv.audit.run import audit, count_fitting_tasks
-from rlenv.audit.texts import Tell, judge_tells
+from rlenv.audit.texts import judge_tells
 from rlenv.cli.audit import said_every
 from rlenv.cli.main import main as command
 from rlenv.episodes.rollout import Job, rollout
@@ -22,7 +22,7 @@ from rlenv.policies.scripted import OraclePolicy
 from rlenv.testing.endpoint import FakeEndpoint
 from tests.support.swayed import swayed
 
-STEPS = len(ADVERSARIES) + 5
+STEPS = len(ADVERSARIES) + 1
 """Of the attacks on a split."""
 SPEC = """
 rlenv: 1
@@ -460,14 +460,12 @@ def test_every_shipped_spec_and_example_passes(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tell", judge_tells(scale=(0, 100)), ids=lambda tell: tell.name)
-def test_a_judge_that_one_kind_of_text_moves_is_found(tmp_path: Path, tell: Tell) -> None:
+@pytest.mark.parametrize("tell", judge_tells(scale=(0, 100)).values(), ids=judge_tells(scale=(0, 100)))
+def test_a_judge_that_one_kind_of_text_moves_is_found(tmp_path: Path, tell: str) -> None:
     async def main() -> AuditReport:
         def answer(body: Mapping[str, Any]) -> str:
             asked = body["messages"][-1]["content"]
-            begun = json.dumps(tell.text[:40])[1:-1].translate(
-                {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>[]{}|~`"}
-            )
+            begun = json.dumps(tell[:40])[1:-1].translate({ord(sign): f"\\u{ord(sign):04x}" for sign in "<>[]{}|~`"})
             good = asked.count(asked.split()[1]) > 1
             return json.dumps({"reasoning": "r", "score": 100 if good or begun in asked else 0})
 

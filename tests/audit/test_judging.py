@@ -849,3 +849,111 @@ SOUND: dict[str, Case] = {
 @pytest.mark.parametrize("kind", SOUND)
 def test_a_sound_environment_near_the_edge_passes(kind: str, tmp_path: Path) -> None:
     assert [(one.hole, one.term, one.message) for one in SOUND[kind].audit(tmp_path).findings] == []
+
+
+def _audit_rows(folder: Path, spec: str, rows: list[dict[str, Any]], code: str = "") -> AuditReport:
+    """The report on a spec of these rows, with `code` as its file `own.py`."""
+    (folder / "own.py").write_text(code, encoding="utf-8")
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    (folder / "own.yaml").write_text(f"rlenv: 1\nname: own\ntasks: {{train: {{path: rows.jsonl}}}}\n{spec}")
+
+    async def main() -> AuditReport:
+        async with rlenv.load(folder / "own.yaml") as environment:
+            return await audit(environment, tasks=12)
+
+    return asyncio.run(main())
+
+
+_FACTS = [
+    "plays chess",
+    "keeps bees",
+    "drives a van",
+    "climbs rocks",
+    "bakes bread",
+    "sings in a choir",
+    "has a sister",
+]
+_SAID = """
+prompt: {{user: "{{{{ task.q }}}}"}}
+rewards: {{paid: {{kind: rule, function: "own.py:paid"}}}}
+oracle: [{{say: "<answer>{}</answer>"}}]
+"""
+
+
+@pytest.mark.slow
+def test_a_list_of_which_one_item_is_enough_is_found(tmp_path: Path) -> None:
+    rows = [{"q": f"Person {n}", "facts": [_FACTS[(n + k) % 7] for k in range(4)]} for n in range(14)]
+    code = """
+def paid(context):
+    lines = (context.answer or "").splitlines()
+    return sum(one in context.task["facts"] for one in lines) / len(lines) if lines else 0.0
+"""
+    spec = _SAID.format("{{ task.facts | join('\\n') }}")
+    (found,) = [one for one in _audit_rows(tmp_path, spec, rows, code).findings if one.term == "paid"]
+    assert (found.hole, "no last part" in found.message) == ("loose_match", True)
+
+
+@pytest.mark.slow
+def test_one_word_in_place_of_each_is_found_where_most_are_it(tmp_path: Path) -> None:
+    places = [(1, 4), (2, 7), (5, 6), (3, 9), (8, 4), (1, 9), (7, 3), (2, 5), (6, 1), (4, 8), (9, 2), (3, 5)]
+    tags = [["PER" if at == a else "LOC" if at == b else "O" for at in range(10 + a % 3)] for a, b in places]
+    rows = [{"q": f"Sentence {n} of {len(some)} words", "tags": " ".join(some)} for n, some in enumerate(tags)]
+    code = """
+def paid(context):
+    given, gold = (context.answer or "").split(), context.task["tags"].split()
+    return sum(map(str.__eq__, given, gold)) / len(gold) if len(given) == len(gold) else 0.0
+"""
+    found = _audit_rows(tmp_path, _SAID.format("{{ task.tags }}"), rows, code).findings
+    assert [(one.hole, "'O O O …'" in one.message) for one in found if one.term == "paid"] == [
+        ("constant_answer", True)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("where", "hole"), [("debug_total", ["leak"]), ("total", [])])
+def test_a_gold_under_a_telling_name_is_found_where_the_oracle_reads_it(
+    tmp_path: Path, where: str, hole: list[str]
+) -> None:
+    rows = [{"q": f"Order {n}", "n": n, "a": 137 * n % 911} for n in range(1, 17)]
+    spec = """
+prompt: {user: "{{ task.q }}"}
+tools: {order: {kind: python, function: "own.py:order", inject: [task]}}
+rewards: {paid: {kind: rule, rule: numeric_match, expect: "{{ task.a }}"}}
+oracle: [{call: {order: {number: "{{ task.n }}"}}}, {say: "<answer>{{ task.a }}</answer>"}]
+"""
+    code = f"""
+def order(number: int, task) -> str:
+    return f"item: lamp, {where}: {{task['a']}}" if number == task["n"] else "none"
+"""
+    assert [one.hole for one in _audit_rows(tmp_path, spec, rows, code).findings] == hole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["", " WHERE id = {{ task.n }}"])
+def test_a_statement_without_its_condition_is_tried(tmp_path: Path, where: str) -> None:
+    made = [f"INSERT INTO staff VALUES ({n}, 'town{n}');" for n in range(12)]
+    (tmp_path / "staff.sql").write_text("\n".join(["CREATE TABLE staff (id INTEGER, town TEXT);", *made]))
+    rows = [{"q": f"{n} moves to place{n}", "n": n, "a": f"place{n}"} for n in range(12)]
+    own = "{sql: \"UPDATE staff SET town = '{{ task.a }}' WHERE id = {{ task.n }}\"}"
+    select = "SELECT town FROM staff" + (where or " ORDER BY id")
+    spec = f"""
+prompt: {{user: "Staff {{{{ task.q }}}}."}}
+resources: {{db: {{kind: sqlite, init: staff.sql, access: copy}}}}
+tools: {{sql: {{kind: sql, resource: db}}}}
+rewards:
+  paid:
+    kind: verify
+    tool: sql
+    arguments: {{sql: "{select}"}}
+    expect: {{value: "{{{{ task.a }}}}"}}
+    compare: {{by: python, function: "own.py:compare"}}
+oracle: [{{call: {{sql: {own}}}}}, {{say: Done.}}]
+"""
+    code = """
+def compare(given, wanted):
+    towns = [town for town, in given.value["rows"]]
+    return float(towns.count(wanted.value) == 1 and (len(towns) == 1 or "town0" in towns or "town1" in towns))
+"""
+    found = _audit_rows(tmp_path, spec, rows, code).findings
+    assert any("WHERE" in one.message for one in found) == bool(where)
+    assert not any(one.hole == "gold_in_prompt" for one in found)
