@@ -310,7 +310,7 @@ def test_what_a_server_answers_one_call_over_http_is_no_other_calls(how: str, st
             asked = orjson.loads(await request.read())
             own, given = asked.get("id"), asked.get("params") or {}
             if own is None:
-                return web.Response(status=202)
+                return web.Response(status=204 if how.startswith("no content") else 202)
             said: Any = {"tools": [TOOL]}
             if asked["method"] == "initialize":
                 starts.append("session")
