@@ -83,10 +83,11 @@ class _Known:
     @property
     def patterns(self) -> tuple[Any, ...]:
         """For the spellings of several values each: a look for them all takes no longer than for one."""
-        if self._patterns is None:
-            with self.lock:
-                self._patterns = tuple(map(_compiled, self._sources))
-        return self._patterns
+        found = self._patterns
+        if found is None:
+            with self.lock:  # another thread may give one out right behind it
+                found = self._patterns = tuple(map(_compiled, self._sources))
+        return found
 
     def add(self, name: str, value: str) -> None:
         if self.names.get(value) is not None:
